@@ -1,0 +1,168 @@
+//! Where arithmetic is rounded, and the orders of summation that every backend shares.
+//!
+//! A backend declares its [`Numerics`]; [`crate::Reference`] in mirror mode rounds at the same places. What is defined
+//! here bit for bit (activation groups, the order of a block-quantised dot product, RMSNorm) compares by `==` between
+//! backends; attention and the pointwise functions compare within a tolerance.
+
+use half::bf16;
+
+/// Values that share one scale when activations are rounded to 8 bits.
+pub const ACTIVATION_GROUP: usize = 32;
+
+/// How a matmul's input is rounded before it is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputRounding {
+    /// Not at all.
+    None,
+    /// To bfloat16, to nearest, ties to even.
+    Bf16,
+    /// To signed 8-bit integers with one `f32` scale for each 32 values ([`ActivationGroup`]).
+    Int8Group32,
+}
+
+/// What the cache keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// 4 bytes an element.
+    F32,
+    /// 2 bytes an element.
+    Bf16,
+}
+
+impl KvType {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            KvType::F32 => 4,
+            KvType::Bf16 => 2,
+        }
+    }
+
+    /// The value as the cache will give it back.
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            KvType::F32 => value,
+            KvType::Bf16 => bf16::from_f32(value).to_f32(),
+        }
+    }
+}
+
+/// Where a backend rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numerics {
+    /// Input of matmuls with block-quantised weights.
+    pub quantized_input: InputRounding,
+    /// Input of matmuls with bfloat16 weights.
+    pub bf16_input: InputRounding,
+    /// Keys and values; queries and probabilities are rounded alike.
+    pub kv: KvType,
+}
+
+impl Numerics {
+    /// No rounding anywhere: plain `f32`.
+    pub const EXACT: Numerics =
+        Numerics { quantized_input: InputRounding::None, bf16_input: InputRounding::None, kv: KvType::F32 };
+}
+
+/// 32 activations in 8 bits: `value = scale * code`, codes in -127..=127.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ActivationGroup {
+    /// Largest magnitude / 127. Infinite or NaN when a value was, so that the fault is not lost.
+    pub scale: f32,
+    /// The codes.
+    pub codes: [i8; ACTIVATION_GROUP],
+}
+
+impl ActivationGroup {
+    /// Rounds 32 values: `code = round_ties_even(value * (127 / max|value|))`.
+    ///
+    /// The maximum is taken over the bits of the magnitudes, so that NaN beats infinity and infinity beats all numbers.
+    pub fn round(values: &[f32; ACTIVATION_GROUP]) -> ActivationGroup {
+        let largest = f32::from_bits(values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0));
+        let inverse = if largest > 0.0 && largest.is_finite() { 127.0 / largest } else { 0.0 };
+        let scale = largest * (1.0 / 127.0);
+        let mut codes = [0; ACTIVATION_GROUP];
+        for (code, value) in codes.iter_mut().zip(values) {
+            *code = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+        }
+        ActivationGroup { scale, codes }
+    }
+
+    /// The sum of the codes.
+    pub fn sum(&self) -> i32 {
+        self.codes.iter().map(|&code| i32::from(code)).sum()
+    }
+}
+
+/// Sum of squares in the shared order: lane `i % 16` accumulates by fused multiply-add in ascending order, then lanes
+/// are added by halves (8, 4, 2, 1). A length that is no multiple of 16 leaves the last lanes one term short.
+pub fn sum_of_squares(values: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    for chunk in values.chunks(16) {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane = value.mul_add(*value, *lane);
+        }
+    }
+    fold_lanes(lanes)
+}
+
+/// Adds 16 lanes by halves: `lane[i] += lane[i + 8]`, then 4, 2 and 1.
+pub fn fold_lanes(mut lanes: [f32; 16]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    lanes[0]
+}
+
+/// RMSNorm of one row: `output = (input * factor) * weight` with `factor = 1 / sqrt(sum_of_squares / n + epsilon)`.
+pub fn rms_norm(input: &[f32], weight: &[f32], epsilon: f32, output: &mut [f32]) {
+    let factor = rms_factor(sum_of_squares(input), input.len(), epsilon);
+    for ((out, value), weight) in output.iter_mut().zip(input).zip(weight) {
+        *out = (value * factor) * weight;
+    }
+}
+
+/// `1 / sqrt(sum / n + epsilon)`, each operation rounded once.
+pub fn rms_factor(sum_of_squares: f32, n: usize, epsilon: f32) -> f32 {
+    1.0 / (sum_of_squares / n as f32 + epsilon).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn activation_codes_reach_127_and_keep_their_sign() {
+        let mut values = [0.0f32; 32];
+        values[3] = -2.54;
+        values[4] = 1.27;
+        let group = ActivationGroup::round(&values);
+        assert_eq!(group.codes[3], -127);
+        assert_eq!(group.codes[4], 64, "63.5 goes to the even neighbour");
+        assert_eq!(group.sum(), -63);
+    }
+
+    #[test]
+    fn a_group_of_zeros_has_scale_zero() {
+        let group = ActivationGroup::round(&[0.0; 32]);
+        assert_eq!((group.scale, group.sum()), (0.0, 0));
+    }
+
+    #[test]
+    fn a_fault_among_the_values_stays_visible_in_the_scale() {
+        let mut values = [1.0f32; 32];
+        values[9] = f32::INFINITY;
+        assert_eq!(ActivationGroup::round(&values).scale, f32::INFINITY);
+        values[10] = f32::NAN;
+        assert!(ActivationGroup::round(&values).scale.is_nan());
+    }
+
+    #[test]
+    fn norm_of_a_constant_row_is_one() {
+        let mut out = [0.0; 40];
+        rms_norm(&[3.0; 40], &[1.0; 40], 0.0, &mut out);
+        assert!(out.iter().all(|v| (v - 1.0).abs() < 1e-6));
+    }
+}

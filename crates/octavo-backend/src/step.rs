@@ -1,0 +1,106 @@
+//! One step as flat arrays: what goes into a backend and what comes out.
+
+use crate::TokenId;
+
+/// The tokens of one step, span after span, and where their KV lives.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepInputs {
+    /// Tokens to compute, `[rows]`.
+    pub tokens: Vec<TokenId>,
+    /// One span a sequence; together they cover all rows in order.
+    pub spans: Vec<SpanInput>,
+    /// One entry a KV group of [`crate::KvGeometry`].
+    pub groups: Vec<GroupInputs>,
+    /// The rows to sample, ascending by row.
+    pub samples: Vec<SampleRow>,
+}
+
+/// Consecutive positions of one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpanInput {
+    /// Its first row in [`StepInputs::tokens`].
+    pub first_row: usize,
+    /// Number of rows.
+    pub len: usize,
+    /// The absolute position of its first row; positions `0..start` are already in the cache.
+    pub start: usize,
+}
+
+/// The block tables of one KV group, and the blocks to copy before the step reads or writes any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GroupInputs {
+    /// The spans' block tables one after another: position `p` lives in block `table[p / block_size]`, slot
+    /// `p % block_size`. An entry that lies wholly before a window may hold any value and is not read.
+    pub tables: Vec<u32>,
+    /// Span `i` owns `tables[table_starts[i]..table_starts[i + 1]]`.
+    pub table_starts: Vec<usize>,
+    /// Whole-block copies, done first.
+    pub copies: Vec<BlockCopy>,
+}
+
+/// One block's content goes to another block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Source block.
+    pub from: u32,
+    /// Destination block.
+    pub to: u32,
+}
+
+/// How to draw the token that follows one row (the definition is in [`crate::sampling`]).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SampleRow {
+    /// The row whose logits are used.
+    pub row: usize,
+    /// The absolute index, in prompt and output, of the token that is drawn.
+    pub position: u32,
+    /// Which of a request's outputs this is; output 0 equals the only output of a request with one.
+    pub choice: u32,
+    /// The request's seed.
+    pub seed: u64,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Keep the k largest; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set whose probability reaches this.
+    pub top_p: f32,
+    /// Keep tokens at least this likely, relative to the likeliest.
+    pub min_p: f32,
+    /// Also report the token's log-probability and those of this many most likely tokens.
+    pub logprobs: Option<u32>,
+}
+
+/// What a step brings back: one entry for each of [`StepInputs::samples`], in order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepResult {
+    /// A row that cannot be drawn from fails alone.
+    pub sampled: Vec<Result<Sampled, SampleError>>,
+}
+
+/// A drawn token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub token: TokenId,
+    /// Present when asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Natural log-probabilities of the row, before temperature and filters.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the drawn token.
+    pub logprob: f32,
+    /// Place of the drawn token among all, 1 the likeliest; tokens of equal log-probability share the better place.
+    pub rank: u32,
+    /// The likeliest tokens, descending, equal ones by id.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// Why a row could not be drawn from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SampleError {
+    /// A logit is NaN or positive infinity, or all are negative infinity.
+    #[error("the logits of this row are not finite")]
+    NotFinite,
+}

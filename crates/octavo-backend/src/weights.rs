@@ -1,0 +1,233 @@
+//! Weights as a checkpoint holds them, handed out in the groups in which a backend wants to pack them.
+
+use std::{borrow::Cow, fmt};
+
+use half::{bf16, f16};
+
+use crate::BackendError;
+
+/// Values of one block in the GGUF formats octavo reads.
+pub const GGUF_BLOCK: usize = 32;
+
+/// A place in the decoder that holds weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WeightId {
+    /// `[vocab_size, hidden_size]`.
+    Embedding,
+    /// `[hidden_size]`.
+    FinalNorm,
+    /// `[vocab_size, hidden_size]`; not asked for when the head is tied to the embedding.
+    Head,
+    /// `[hidden_size]`.
+    AttentionNorm(usize),
+    /// Query, key and value stacked: `[qkv_rows, hidden_size]` in three parts.
+    Qkv(usize),
+    /// `[hidden_size, num_heads * head_size]`.
+    AttentionOutput(usize),
+    /// `[hidden_size]`.
+    MlpNorm(usize),
+    /// Gate and up stacked: `[2 * intermediate_size, hidden_size]` in two parts.
+    GateUp(usize),
+    /// `[hidden_size, intermediate_size]`.
+    Down(usize),
+}
+
+impl fmt::Display for WeightId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WeightId::Embedding => write!(f, "embedding"),
+            WeightId::FinalNorm => write!(f, "final norm"),
+            WeightId::Head => write!(f, "head"),
+            WeightId::AttentionNorm(i) => write!(f, "layer {i} attention norm"),
+            WeightId::Qkv(i) => write!(f, "layer {i} query, key, value"),
+            WeightId::AttentionOutput(i) => write!(f, "layer {i} attention output"),
+            WeightId::MlpNorm(i) => write!(f, "layer {i} MLP norm"),
+            WeightId::GateUp(i) => write!(f, "layer {i} gate, up"),
+            WeightId::Down(i) => write!(f, "layer {i} down"),
+        }
+    }
+}
+
+/// A checkpoint, seen from a backend.
+pub trait WeightSource {
+    /// The weights of one place.
+    ///
+    /// # Errors
+    /// [`BackendError::Source`] with the checkpoint's own words.
+    fn weight(&mut self, id: WeightId) -> Result<WeightGroup<'_>, BackendError>;
+}
+
+/// What belongs to one place.
+#[derive(Debug, Clone)]
+pub enum WeightGroup<'a> {
+    /// A norm's weights.
+    Vector(Vec<f32>),
+    /// Matrices with the same number of columns, stacked by rows; parts may differ in format.
+    Matrices(Vec<Matrix<'a>>),
+}
+
+/// A row-major matrix: `y = W x`.
+#[derive(Debug, Clone)]
+pub struct Matrix<'a> {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub columns: usize,
+    /// The elements.
+    pub data: WeightData<'a>,
+}
+
+/// Elements in one format, as bytes in the checkpoint's own order (little-endian, row after row).
+#[derive(Debug, Clone)]
+pub struct WeightData<'a> {
+    /// What the bytes mean.
+    pub format: WeightFormat,
+    /// `rows * row_bytes` of them.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// How elements are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// 4 bytes an element.
+    F32,
+    /// 2 bytes an element.
+    F16,
+    /// 2 bytes an element.
+    Bf16,
+    /// GGUF: 32 values in 18 bytes, `d * (code - 8)`.
+    Q4_0,
+    /// GGUF: 32 values in 20 bytes, `d * code + m`.
+    Q4_1,
+    /// GGUF: 32 values in 34 bytes, `d * code`.
+    Q8_0,
+}
+
+impl WeightFormat {
+    /// Bytes of one row of `columns` elements; `None` when the format cannot hold that many.
+    pub fn row_bytes(self, columns: usize) -> Option<usize> {
+        let blocks = columns.is_multiple_of(GGUF_BLOCK).then_some(columns / GGUF_BLOCK);
+        match self {
+            WeightFormat::F32 => columns.checked_mul(4),
+            WeightFormat::F16 | WeightFormat::Bf16 => columns.checked_mul(2),
+            WeightFormat::Q4_0 => blocks?.checked_mul(18),
+            WeightFormat::Q4_1 => blocks?.checked_mul(20),
+            WeightFormat::Q8_0 => blocks?.checked_mul(34),
+        }
+    }
+
+    /// True when values share scales in blocks.
+    pub fn is_quantized(self) -> bool {
+        matches!(self, WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0)
+    }
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WeightFormat::F32 => "F32",
+            WeightFormat::F16 => "F16",
+            WeightFormat::Bf16 => "BF16",
+            WeightFormat::Q4_0 => "Q4_0",
+            WeightFormat::Q4_1 => "Q4_1",
+            WeightFormat::Q8_0 => "Q8_0",
+        })
+    }
+}
+
+/// 32 weights as integers: `value = scale * code + minimum`.
+///
+/// Q4_0 codes are already shifted to -8..=7 and Q8_0 codes are signed; both have minimum 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Codes {
+    /// Factor on the codes.
+    pub scale: f32,
+    /// Added to each value.
+    pub minimum: f32,
+    /// The integers.
+    pub codes: [i8; GGUF_BLOCK],
+}
+
+impl Matrix<'_> {
+    /// The bytes of one row.
+    ///
+    /// # Panics
+    /// If the row is out of range or the data is shorter than the shape; loaders check both.
+    pub fn row_bytes(&self, row: usize) -> &[u8] {
+        let len = self.data.format.row_bytes(self.columns).unwrap_or(0);
+        &self.data.bytes[row * len..(row + 1) * len]
+    }
+
+    /// One row as `f32`, `[columns]`: the definition of each format.
+    pub fn dequantize_row(&self, row: usize, output: &mut [f32]) {
+        let bytes = self.row_bytes(row);
+        match self.data.format {
+            WeightFormat::F32 => {
+                for (out, b) in output.iter_mut().zip(bytes.chunks_exact(4)) {
+                    *out = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                }
+            }
+            WeightFormat::F16 => {
+                for (out, b) in output.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *out = f16::from_le_bytes([b[0], b[1]]).to_f32();
+                }
+            }
+            WeightFormat::Bf16 => {
+                for (out, b) in output.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *out = bf16::from_le_bytes([b[0], b[1]]).to_f32();
+                }
+            }
+            WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => {
+                for (block, out) in output.chunks_exact_mut(GGUF_BLOCK).enumerate() {
+                    let codes = self.data.format.decode_block(bytes, block);
+                    for (out, code) in out.iter_mut().zip(codes.codes) {
+                        *out = codes.scale * f32::from(code) + codes.minimum;
+                    }
+                }
+            }
+        }
+    }
+
+    /// One block of 32 values of a row as integers; the format must be quantised.
+    pub fn codes(&self, row: usize, block: usize) -> Codes {
+        self.data.format.decode_block(self.row_bytes(row), block)
+    }
+}
+
+impl WeightFormat {
+    /// The integers of block `block` of a row's bytes.
+    ///
+    /// # Panics
+    /// If the format is not quantised.
+    pub fn decode_block(self, row: &[u8], block: usize) -> Codes {
+        let half_at = |bytes: &[u8], at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
+        let mut codes = [0i8; GGUF_BLOCK];
+        // The low nibbles of 16 bytes are values 0..16, the high ones 16..32.
+        let nibbles = |codes: &mut [i8; GGUF_BLOCK], bytes: &[u8], shift: i8| {
+            for (i, byte) in bytes.iter().enumerate() {
+                codes[i] = (byte & 15) as i8 - shift;
+                codes[i + 16] = (byte >> 4) as i8 - shift;
+            }
+        };
+        match self {
+            WeightFormat::Q4_0 => {
+                let bytes = &row[block * 18..(block + 1) * 18];
+                nibbles(&mut codes, &bytes[2..], 8);
+                Codes { scale: half_at(bytes, 0), minimum: 0.0, codes }
+            }
+            WeightFormat::Q4_1 => {
+                let bytes = &row[block * 20..(block + 1) * 20];
+                nibbles(&mut codes, &bytes[4..], 0);
+                Codes { scale: half_at(bytes, 0), minimum: half_at(bytes, 2), codes }
+            }
+            WeightFormat::Q8_0 => {
+                let bytes = &row[block * 34..(block + 1) * 34];
+                for (code, byte) in codes.iter_mut().zip(&bytes[2..]) {
+                    *code = *byte as i8;
+                }
+                Codes { scale: half_at(bytes, 0), minimum: 0.0, codes }
+            }
+            other => panic!("{other} has no blocks"),
+        }
+    }
+}
