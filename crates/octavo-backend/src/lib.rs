@@ -11,7 +11,7 @@ mod backend;
 //pub mod conformance;
 mod error;
 pub mod numerics;
-//mod reference;
+mod reference;
 pub mod sampling;
 mod spec;
 mod step;
@@ -20,11 +20,14 @@ mod weights;
 pub use backend::{Backend, Footprint, StepLimits};
 pub use error::BackendError;
 pub use numerics::{InputRounding, KvType, Numerics};
-//pub use reference::{Reference, ReferencePlan};
+pub use reference::{Reference, ReferencePlan};
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, HeadSpec, KvGeometry, KvGroup, LayerSpec, MlpSpec, NormSpec, RopeSpec,
+    WeightShape,
 };
-pub use step::{BlockCopy, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepResult, TokenLogprobs};
+pub use step::{
+    BlockCopy, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepResult, TokenLogprobs,
+};
 pub use weights::{Codes, Matrix, WeightData, WeightFormat, WeightGroup, WeightId, WeightSource};
 
 /// A token's id in the model's vocabulary.

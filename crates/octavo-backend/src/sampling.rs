@@ -130,8 +130,7 @@ fn kept(draw: &Draw<'_>, row: &SampleRow) -> Option<Vec<TokenId>> {
         return None;
     }
     let least = if row.min_p > 0.0 { row.min_p.ln() } else { f32::NEG_INFINITY };
-    let mut ids: Vec<TokenId> =
-        (0..vocab_size as TokenId).filter(|&id| draw.scaled(id as usize) >= least).collect();
+    let mut ids: Vec<TokenId> = (0..vocab_size as TokenId).filter(|&id| draw.scaled(id as usize) >= least).collect();
     if top_k < ids.len() {
         ids.select_nth_unstable_by(top_k - 1, by_logit(draw.logits));
         ids.truncate(top_k);
@@ -228,8 +227,7 @@ fn philox(mut counter: [u32; 4], seed: u64) -> [u32; 4] {
         }
         let a = 0xD251_1F53_u64 * u64::from(counter[0]);
         let b = 0xCD9E_8D57_u64 * u64::from(counter[2]);
-        counter =
-            [(b >> 32) as u32 ^ counter[1] ^ key0, b as u32, (a >> 32) as u32 ^ counter[3] ^ key1, a as u32];
+        counter = [(b >> 32) as u32 ^ counter[1] ^ key0, b as u32, (a >> 32) as u32 ^ counter[3] ^ key1, a as u32];
     }
     counter
 }
@@ -260,17 +258,10 @@ fn natural_log(x: f32) -> f32 {
 }
 
 /// `ln(1 + f) + exponent * ln 2`. Every step is one rounding, so that each instruction set gives the same bits.
+#[allow(clippy::excessive_precision, reason = "the definition gives nine digits")]
 fn log1p_scaled(f: f32, exponent: f32) -> f32 {
-    const TERMS: [f32; 8] = [
-        -0.115146101,
-        0.116769984,
-        -0.124201410,
-        0.142493233,
-        -0.166680574,
-        0.200007141,
-        -0.249999940,
-        0.333333313,
-    ];
+    const TERMS: [f32; 8] =
+        [-0.115146101, 0.116769984, -0.124201410, 0.142493233, -0.166680574, 0.200007141, -0.249999940, 0.333333313];
     let square = f * f;
     let polynomial = TERMS.iter().fold(0.0703768358f32, |sum, &term| sum.mul_add(f, term));
     let y = (polynomial * square).mul_add(f, -0.5 * square) + f;
@@ -321,9 +312,7 @@ mod tests {
             assert_eq!(noise.hash(token), hash);
             assert_eq!(gumbel(hash).to_bits(), bits);
         }
-        for (hash, bits) in
-            [(0, 0x41b6_fda9), (1, 0x41ae_33b4), (0x8000_0000, 0x3ebb_a795), (u32::MAX, 0xc048_51d5)]
-        {
+        for (hash, bits) in [(0, 0x41b6_fda9), (1, 0x41ae_33b4), (0x8000_0000, 0x3ebb_a795), (u32::MAX, 0xc048_51d5)] {
             assert_eq!(gumbel(hash).to_bits(), bits);
         }
     }
@@ -342,8 +331,12 @@ mod tests {
             let logits = logits(1000 + seed as usize, seed);
             for temperature in [0.05, 0.7, 1.0, 3.0] {
                 let row = SampleRow { temperature, position: seed, ..row(u64::from(seed)) };
-                let draw =
-                    Draw { logits: &logits, largest: argmax(&logits).unwrap().1, inverse: 1.0 / temperature, noise: Noise::new(&row) };
+                let draw = Draw {
+                    logits: &logits,
+                    largest: argmax(&logits).unwrap().1,
+                    inverse: 1.0 / temperature,
+                    noise: Noise::new(&row),
+                };
                 let all: Vec<TokenId> = (0..logits.len() as TokenId).collect();
                 assert_eq!(draw.among_all(), draw.among(&all));
             }

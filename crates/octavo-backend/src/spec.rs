@@ -1,5 +1,7 @@
 //! A decoder as plain data: built once from a checkpoint's configuration, executed by any backend.
 
+use crate::WeightId;
+
 /// A decoder-only transformer. Oddities of families are folded into these numbers when it is built.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderSpec {
@@ -111,7 +113,71 @@ pub struct KvGroup {
     pub elements_per_token: usize,
 }
 
+/// What a place in the decoder expects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WeightShape {
+    /// A norm's weights: this many.
+    Vector(usize),
+    /// Matrices of `columns` inputs stacked by rows.
+    Matrices {
+        /// Rows of each part, in order.
+        parts: Vec<usize>,
+        /// Inputs.
+        columns: usize,
+    },
+}
+
 impl DecoderSpec {
+    /// Every place that holds weights, in the order of execution.
+    pub fn weight_ids(&self) -> Vec<WeightId> {
+        let mut ids = vec![WeightId::Embedding];
+        for layer in 0..self.layers.len() {
+            ids.extend([
+                WeightId::AttentionNorm(layer),
+                WeightId::Qkv(layer),
+                WeightId::AttentionOutput(layer),
+                WeightId::MlpNorm(layer),
+                WeightId::GateUp(layer),
+                WeightId::Down(layer),
+            ]);
+        }
+        ids.push(WeightId::FinalNorm);
+        if !self.head.tied {
+            ids.push(WeightId::Head);
+        }
+        ids
+    }
+
+    /// The shape of the weights at `id`.
+    ///
+    /// # Panics
+    /// If `id` names a layer that does not exist.
+    pub fn weight_shape(&self, id: WeightId) -> WeightShape {
+        let hidden = self.hidden_size;
+        let matrices = |parts: &[usize], columns| WeightShape::Matrices { parts: parts.to_vec(), columns };
+        match id {
+            WeightId::Embedding | WeightId::Head => matrices(&[self.vocab_size], hidden),
+            WeightId::FinalNorm | WeightId::AttentionNorm(_) | WeightId::MlpNorm(_) => WeightShape::Vector(hidden),
+            WeightId::Qkv(layer) => {
+                let attention = &self.layers[layer].attention;
+                let kv_rows = attention.num_kv_heads * attention.head_size;
+                matrices(&[attention.num_heads * attention.head_size, kv_rows, kv_rows], hidden)
+            }
+            WeightId::AttentionOutput(layer) => {
+                let attention = &self.layers[layer].attention;
+                matrices(&[hidden], attention.num_heads * attention.head_size)
+            }
+            WeightId::GateUp(layer) => {
+                let MlpSpec::Gated { intermediate_size, .. } = self.layers[layer].mlp;
+                matrices(&[intermediate_size, intermediate_size], hidden)
+            }
+            WeightId::Down(layer) => {
+                let MlpSpec::Gated { intermediate_size, .. } = self.layers[layer].mlp;
+                matrices(&[hidden], intermediate_size)
+            }
+        }
+    }
+
     /// The shape of this decoder's KV cache, groups in order of their first layer.
     pub fn kv_geometry(&self, block_size: usize) -> KvGeometry {
         let mut groups: Vec<KvGroup> = Vec::new();
@@ -123,11 +189,9 @@ impl DecoderSpec {
                     group.layers.push(index);
                     group.elements_per_token += elements;
                 }
-                None => groups.push(KvGroup {
-                    layers: vec![index],
-                    window: attention.window,
-                    elements_per_token: elements,
-                }),
+                None => {
+                    groups.push(KvGroup { layers: vec![index], window: attention.window, elements_per_token: elements })
+                }
             }
         }
         KvGeometry { block_size, groups }

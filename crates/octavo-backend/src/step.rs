@@ -1,6 +1,6 @@
 //! One step as flat arrays: what goes into a backend and what comes out.
 
-use crate::TokenId;
+use crate::{BackendError, StepLimits, TokenId};
 
 /// The tokens of one step, span after span, and where their KV lives.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -103,4 +103,77 @@ pub enum SampleError {
     /// A logit is NaN or positive infinity, or all are negative infinity.
     #[error("the logits of this row are not finite")]
     NotFinite,
+}
+
+impl StepInputs {
+    /// Checks everything that a backend would otherwise index by: rows, tokens, spans, tables, copies and samples.
+    ///
+    /// # Errors
+    /// [`BackendError::Inputs`] naming the first field that is out of bounds.
+    pub fn check(&self, vocab_size: usize, limits: &StepLimits) -> Result<(), BackendError> {
+        at_most("rows", self.tokens.len(), limits.max_rows)?;
+        at_most("spans", self.spans.len(), limits.max_spans)?;
+        for &token in &self.tokens {
+            below("token", token as usize, vocab_size)?;
+        }
+        let mut row = 0;
+        for span in &self.spans {
+            equal("first row of a span", span.first_row, row)?;
+            row += span.len;
+            at_most("positions", span.start + span.len, limits.max_positions)?;
+        }
+        equal("rows of all spans", row, self.tokens.len())?;
+        equal("KV groups", self.groups.len(), limits.num_blocks.len())?;
+        for (group, &num_blocks) in self.groups.iter().zip(&limits.num_blocks) {
+            group.check(&self.spans, limits.block_size, num_blocks)?;
+        }
+        let mut next = 0;
+        for sample in &self.samples {
+            below("sampled row", sample.row, self.tokens.len())?;
+            at_most("order of sampled rows", next, sample.row)?;
+            next = sample.row;
+        }
+        Ok(())
+    }
+}
+
+impl GroupInputs {
+    /// The block table of span `index`.
+    pub fn table(&self, index: usize) -> &[u32] {
+        &self.tables[self.table_starts[index]..self.table_starts[index + 1]]
+    }
+
+    fn check(&self, spans: &[SpanInput], block_size: usize, num_blocks: usize) -> Result<(), BackendError> {
+        equal("table starts", self.table_starts.len(), spans.len() + 1)?;
+        for (index, span) in spans.iter().enumerate() {
+            let (start, end) = (self.table_starts[index], self.table_starts[index + 1]);
+            at_most("table end", end, self.tables.len())?;
+            at_most("table start", start, end)?;
+            at_most("blocks of a span", (span.start + span.len).div_ceil(block_size), end - start)?;
+            // The blocks that are written must exist; those before may be vacant where a window hides them.
+            for &block in &self.table(index)[span.start / block_size..] {
+                below("block", block as usize, num_blocks)?;
+            }
+        }
+        for copy in &self.copies {
+            below("copied block", copy.from.max(copy.to) as usize, num_blocks)?;
+        }
+        Ok(())
+    }
+}
+
+fn bound(what: &'static str, found: usize, expected: String) -> BackendError {
+    BackendError::Inputs { what, found: found.to_string(), expected }
+}
+
+fn at_most(what: &'static str, found: usize, limit: usize) -> Result<(), BackendError> {
+    if found <= limit { Ok(()) } else { Err(bound(what, found, format!("at most {limit}"))) }
+}
+
+fn below(what: &'static str, found: usize, limit: usize) -> Result<(), BackendError> {
+    if found < limit { Ok(()) } else { Err(bound(what, found, format!("below {limit}"))) }
+}
+
+fn equal(what: &'static str, found: usize, expected: usize) -> Result<(), BackendError> {
+    if found == expected { Ok(()) } else { Err(bound(what, found, expected.to_string())) }
 }

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt};
 
 use half::{bf16, f16};
 
-use crate::BackendError;
+use crate::{BackendError, WeightShape};
 
 /// Values of one block in the GGUF formats octavo reads.
 pub const GGUF_BLOCK: usize = 32;
@@ -64,6 +64,58 @@ pub enum WeightGroup<'a> {
     Vector(Vec<f32>),
     /// Matrices with the same number of columns, stacked by rows; parts may differ in format.
     Matrices(Vec<Matrix<'a>>),
+}
+
+impl<'a> WeightGroup<'a> {
+    /// The shape of what was handed out.
+    pub fn shape(&self) -> WeightShape {
+        match self {
+            WeightGroup::Vector(values) => WeightShape::Vector(values.len()),
+            WeightGroup::Matrices(parts) => WeightShape::Matrices {
+                parts: parts.iter().map(|part| part.rows).collect(),
+                columns: parts.first().map_or(0, |part| part.columns),
+            },
+        }
+    }
+
+    /// The norm's weights.
+    ///
+    /// # Errors
+    /// [`BackendError::Weight`] unless the group has the `expected` shape of a vector.
+    pub fn into_vector(self, id: WeightId, expected: &WeightShape) -> Result<Vec<f32>, BackendError> {
+        match self {
+            WeightGroup::Vector(values) if *expected == WeightShape::Vector(values.len()) => Ok(values),
+            other => Err(mismatch(id, &other.shape(), expected)),
+        }
+    }
+
+    /// The stacked matrices.
+    ///
+    /// # Errors
+    /// [`BackendError::Weight`] unless the group has the `expected` shape and each part as many bytes as its shape
+    /// and format say.
+    pub fn into_matrices(self, id: WeightId, expected: &WeightShape) -> Result<Vec<Matrix<'a>>, BackendError> {
+        let shape = self.shape();
+        let WeightGroup::Matrices(parts) = self else { return Err(mismatch(id, &shape, expected)) };
+        if shape != *expected || parts.iter().any(|part| Some(part.columns) != parts.first().map(|p| p.columns)) {
+            return Err(mismatch(id, &shape, expected));
+        }
+        for part in &parts {
+            let bytes = part.data.format.row_bytes(part.columns).and_then(|row| row.checked_mul(part.rows));
+            if bytes != Some(part.data.bytes.len()) {
+                return Err(BackendError::Weight {
+                    id,
+                    found: format!("{} bytes of {}", part.data.bytes.len(), part.data.format),
+                    expected: format!("{bytes:?} bytes for {} x {}", part.rows, part.columns),
+                });
+            }
+        }
+        Ok(parts)
+    }
+}
+
+fn mismatch(id: WeightId, found: &WeightShape, expected: &WeightShape) -> BackendError {
+    BackendError::Weight { id, found: format!("{found:?}"), expected: format!("{expected:?}") }
 }
 
 /// A row-major matrix: `y = W x`.
@@ -149,6 +201,12 @@ pub struct Codes {
 }
 
 impl Matrix<'_> {
+    /// The same matrix with bytes of its own.
+    pub fn into_owned(self) -> Matrix<'static> {
+        let data = WeightData { format: self.data.format, bytes: Cow::Owned(self.data.bytes.into_owned()) };
+        Matrix { rows: self.rows, columns: self.columns, data }
+    }
+
     /// The bytes of one row.
     ///
     /// # Panics
