@@ -1,0 +1,181 @@
+//! The scheduler's limits, and the one function that checks a request against them.
+
+use crate::block::VACANT_BLOCK;
+use crate::group::most_blocks_in_window;
+use crate::request::{InvalidParam, Limit, Rejected, SamplingParams, TokenId};
+
+/// What the scheduler has to work with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Token slots in a block.
+    pub block_size: usize,
+    /// One entry for each group of layers that share block tables.
+    pub groups: Vec<GroupConfig>,
+    /// Most tokens of a sequence, prompt and output together.
+    pub max_model_len: usize,
+    /// Most sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Most tokens computed in one step; also the longest chunk of a prompt.
+    pub max_num_batched_tokens: usize,
+    /// The model's own end-of-sequence tokens.
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+/// A group of layers whose keys and values live in the same blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// Blocks in the group's pool.
+    pub num_blocks: usize,
+    /// With a window of `w`, position `p` sees the positions above `p - w`. A windowed group bounds the length of a
+    /// sequence only if its pool cannot hold one window and one chunk of `max_num_batched_tokens` together.
+    pub window: Option<usize>,
+}
+
+impl SchedulerConfig {
+    /// Checks every number for its range.
+    ///
+    /// # Errors
+    /// The first field that is out of range.
+    pub fn validate(&self) -> Result<(), InvalidParam> {
+        at_least("block_size", self.block_size, 1, "at least 1")?;
+        at_least("groups", self.groups.len(), 1, "at least 1 group")?;
+        for group in &self.groups {
+            at_least("groups.num_blocks", group.num_blocks, 1, "at least 1")?;
+            at_least("groups.window", group.window.unwrap_or(1), 1, "at least 1, or none")?;
+            if group.num_blocks >= VACANT_BLOCK as usize {
+                let found = group.num_blocks.to_string();
+                return Err(InvalidParam { field: "groups.num_blocks", found, expected: "fewer than 2^32 - 1" });
+            }
+        }
+        at_least("max_model_len", self.max_model_len, 2, "at least 2, a prompt token and a generated one")?;
+        at_least("max_num_seqs", self.max_num_seqs, 1, "at least 1")?;
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1, "at least 1")
+    }
+
+    /// The limits that each request has to meet.
+    pub fn limits(&self) -> AdmissionLimits {
+        let group_len = |group: &GroupConfig| {
+            let holds_window = group.window.is_some_and(|window| {
+                most_blocks_in_window(window, self.max_num_batched_tokens, self.block_size) <= group.num_blocks
+            });
+            if holds_window { usize::MAX } else { group.num_blocks.saturating_mul(self.block_size) }
+        };
+        let pool = self.groups.iter().map(group_len).min().unwrap_or(0);
+        AdmissionLimits { context: self.max_model_len, pool }
+    }
+}
+
+fn at_least(field: &'static str, found: usize, least: usize, expected: &'static str) -> Result<(), InvalidParam> {
+    if found >= least { Ok(()) } else { Err(InvalidParam { field, found: found.to_string(), expected }) }
+}
+
+/// What a request must meet to be admitted at some time: a value to copy to the threads at which requests come in.
+///
+/// The length of a sequence counts prompt and output. The last token is sampled but never computed, so it needs no slot
+/// of its own: a sequence that ends at `pool` leaves one slot of the pool unused. That slot is given up so that the
+/// limit is the plain capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdmissionLimits {
+    /// Most tokens that the model is served with.
+    pub context: usize,
+    /// Most tokens of a sequence that has the whole KV pool to itself.
+    pub pool: usize,
+}
+
+impl AdmissionLimits {
+    /// Most tokens of a sequence, prompt and output together.
+    pub fn max_len(&self) -> usize {
+        self.context.min(self.pool)
+    }
+
+    /// The length at which a sequence ends, if nothing stops it before.
+    pub fn final_len(&self, prompt_len: usize, params: &SamplingParams) -> usize {
+        params.max_tokens.map_or(self.max_len(), |tokens| prompt_len.saturating_add(tokens).min(self.max_len()))
+    }
+
+    /// Checks what is known of a request before it is handed in. A prompt must leave room for one token.
+    ///
+    /// # Errors
+    /// [`Rejected`], though never for a duplicate id, which only the scheduler knows of.
+    pub fn check(&self, prompt_len: usize, params: &SamplingParams) -> Result<(), Rejected> {
+        params.validate()?;
+        if prompt_len == 0 {
+            return Err(Rejected::EmptyPrompt);
+        }
+        let limit = self.max_len();
+        if prompt_len >= limit {
+            let because = if self.pool < self.context { Limit::Pool } else { Limit::Context };
+            return Err(Rejected::PromptTooLong { tokens: prompt_len, limit, because });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(groups: &[(usize, Option<usize>)]) -> SchedulerConfig {
+        SchedulerConfig {
+            block_size: 2,
+            groups: groups.iter().map(|&(num_blocks, window)| GroupConfig { num_blocks, window }).collect(),
+            max_model_len: 100,
+            max_num_seqs: 4,
+            max_num_batched_tokens: 4,
+            eos_token_ids: vec![],
+        }
+    }
+
+    #[test]
+    fn the_smallest_pool_bounds_the_length() {
+        assert_eq!(config(&[(4, None), (3, None)]).limits().pool, 6);
+    }
+
+    #[test]
+    fn a_windowed_pool_bounds_the_length_only_if_it_cannot_hold_window_and_chunk() {
+        // Window 3 and chunk 4 are 6 positions, which touch 4 blocks of 2 at worst.
+        assert_eq!(config(&[(50, None), (4, Some(3))]).limits().max_len(), 100);
+        assert_eq!(config(&[(50, None), (3, Some(3))]).limits().max_len(), 6);
+    }
+
+    #[test]
+    fn a_prompt_must_leave_room_for_one_token() {
+        let limits = AdmissionLimits { context: 100, pool: 8 };
+        let params = SamplingParams::default();
+        assert_eq!(limits.check(7, &params), Ok(()));
+        let refused = Rejected::PromptTooLong { tokens: 8, limit: 8, because: Limit::Pool };
+        assert_eq!(limits.check(8, &params), Err(refused));
+        assert_eq!(limits.check(0, &params), Err(Rejected::EmptyPrompt));
+    }
+
+    #[test]
+    fn the_context_is_named_when_it_is_the_tighter_limit() {
+        let limits = AdmissionLimits { context: 8, pool: 8 };
+        let refused = Rejected::PromptTooLong { tokens: 9, limit: 8, because: Limit::Context };
+        assert_eq!(limits.check(9, &SamplingParams::default()), Err(refused));
+    }
+
+    #[test]
+    fn a_length_without_bound_of_its_own_ends_at_the_limit() {
+        let limits = AdmissionLimits { context: 100, pool: 8 };
+        let final_len = |max_tokens| limits.final_len(3, &SamplingParams { max_tokens, ..Default::default() });
+        assert_eq!([final_len(Some(2)), final_len(Some(usize::MAX)), final_len(None)], [5, 8, 8]);
+    }
+
+    #[test]
+    fn a_config_with_a_number_out_of_range_names_the_field() {
+        assert_eq!(config(&[(4, None)]).validate(), Ok(()));
+        for (bad, field) in [
+            (config(&[]), "groups"),
+            (config(&[(0, None)]), "groups.num_blocks"),
+            (config(&[(u32::MAX as usize, None)]), "groups.num_blocks"),
+            (config(&[(4, Some(0))]), "groups.window"),
+            (SchedulerConfig { block_size: 0, ..config(&[(4, None)]) }, "block_size"),
+            (SchedulerConfig { max_model_len: 1, ..config(&[(4, None)]) }, "max_model_len"),
+            (SchedulerConfig { max_num_seqs: 0, ..config(&[(4, None)]) }, "max_num_seqs"),
+            (SchedulerConfig { max_num_batched_tokens: 0, ..config(&[(4, None)]) }, "max_num_batched_tokens"),
+        ] {
+            assert_eq!(bad.validate().unwrap_err().field, field);
+        }
+    }
+}

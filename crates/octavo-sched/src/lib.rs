@@ -1,0 +1,37 @@
+//! Decides, each iteration, which tokens of which sequences to compute and in which KV blocks they live.
+//!
+//! A [`Request`] is admitted with [`Scheduler::add`], or refused at once with the reason. Each iteration is
+//! [`Scheduler::schedule`], which gives a [`StepPlan`], then whatever runs the model, then [`Scheduler::commit`] with the
+//! sampled tokens, which gives a [`StepOutput`] for each sequence that moved on.
+//!
+//! Everything here is pure and synchronous: no clock, no randomness, no logging, no threads. Time comes in as an
+//! argument, so that a day of traffic can be simulated in a second, and equal calls give equal plans.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `request` | what a caller asks for, and why it may be refused |
+//! | `config` | the scheduler's limits, and the one function that checks a request against them |
+//! | `block` | reference-counted KV blocks and the tables that own them |
+//! | `group` | a block pool together with what it has promised to running sequences |
+//! | `sequence` | the tokens of one request and where their keys and values are |
+//! | `plan` | what goes to the model runner and what comes back |
+//! | `scheduler` | the iteration-level scheduler |
+//! | `stats` | a snapshot of counts |
+#![forbid(unsafe_code)]
+
+mod block;
+mod config;
+mod group;
+mod plan;
+mod request;
+mod scheduler;
+mod sequence;
+mod stats;
+
+pub use block::{BlockPool, BlockTable, VACANT_BLOCK};
+pub use config::{AdmissionLimits, GroupConfig, SchedulerConfig};
+pub use plan::{BlockCopy, FinishReason, SeqSpan, StepOutput, StepPlan, StepRun};
+pub use request::{InvalidParam, Limit, Micros, Rejected, Request, RequestId, SamplingParams, SeqId, TokenId};
+pub use scheduler::Scheduler;
+pub use sequence::Sequence;
+pub use stats::{FinishCounts, SchedulerStats};

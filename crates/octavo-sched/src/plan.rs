@@ -1,0 +1,96 @@
+//! What goes from the scheduler to whatever runs the model, and what comes back. Plain data throughout.
+
+use crate::request::{RequestId, SeqId, TokenId};
+
+/// One iteration: which tokens to compute. The blocks are in the tables of each [`Sequence`](crate::Sequence).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StepPlan {
+    /// One span for each sequence in the step, in order of arrival.
+    pub spans: Vec<SeqSpan>,
+    /// Blocks to copy before anything is computed.
+    pub copies: Vec<BlockCopy>,
+    /// Sequences that lost their blocks and wait to be computed again.
+    pub preempted: Vec<SeqId>,
+}
+
+/// The tokens of one sequence to compute in this iteration: positions `start..start + len`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeqSpan {
+    /// The sequence.
+    pub seq: SeqId,
+    /// First position; everything before it has been computed.
+    pub start: usize,
+    /// Number of positions, at least 1.
+    pub len: usize,
+    /// How many of them, at the end, are guesses to verify.
+    pub drafts: usize,
+    /// Whether the span reaches the last known token, so that the next one is sampled.
+    pub samples: bool,
+}
+
+impl SeqSpan {
+    /// The position after the last.
+    pub fn end(&self) -> usize {
+        self.start + self.len
+    }
+}
+
+/// A block whose content a sequence needs a copy of, because others go on reading the original.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Index of the layer group.
+    pub group: usize,
+    /// The block to read.
+    pub from: u32,
+    /// The block to write.
+    pub to: u32,
+}
+
+/// What came of a span that samples.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StepRun {
+    /// The sampled tokens in order: as many drafts as were right, and one more.
+    Tokens(Vec<TokenId>),
+    /// No token could be sampled, as with logits that are not numbers. The request ends, the others go on.
+    Failed,
+}
+
+/// What a step did for one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepOutput {
+    /// The request that the sequence belongs to.
+    pub request: RequestId,
+    /// The sequence.
+    pub seq: SeqId,
+    /// The tokens appended, the one that stopped it included.
+    pub tokens: Vec<TokenId>,
+    /// Why it ended, if it did.
+    pub finish: Option<FinishReason>,
+    /// The token that ended it, with [`FinishReason::Stop`].
+    pub stop_token: Option<TokenId>,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// A stop token or an end-of-sequence token was sampled.
+    Stop,
+    /// `max_tokens` or the length limit of the engine was reached.
+    Length,
+    /// The caller took it back.
+    Abort,
+    /// Nothing could be sampled.
+    Error,
+}
+
+impl FinishReason {
+    /// The name that callers see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Abort => "abort",
+            FinishReason::Error => "error",
+        }
+    }
+}

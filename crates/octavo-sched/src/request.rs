@@ -1,0 +1,244 @@
+//! What a caller asks for, and the reasons for which it is refused before anything is computed.
+
+use std::error::Error;
+use std::fmt;
+
+/// The index of a token in the model's vocabulary.
+pub type TokenId = u32;
+
+/// A point in time or a span of time, in microseconds, on whatever clock the caller keeps.
+pub type Micros = u64;
+
+/// The caller's name for a request; unique among the requests that have not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// The scheduler's name for a sequence; grows in order of arrival and is never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId(pub u64);
+
+/// How tokens are drawn, and when to stop.
+///
+/// The scheduler reads only `max_tokens`, `stop_token_ids` and `ignore_eos`; the rest travels with the sequence to
+/// whatever samples.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 is greedy.
+    pub temperature: f32,
+    /// Only the `top_k` likeliest tokens are kept; 0 keeps all.
+    pub top_k: u32,
+    /// Only the likeliest tokens whose probabilities add up to `top_p` are kept; in (0, 1].
+    pub top_p: f32,
+    /// Tokens less likely than `min_p` times the likeliest are dropped; in [0, 1].
+    pub min_p: f32,
+    /// Keys the noise of this request.
+    pub seed: u64,
+    /// The most tokens to generate; `None` goes on to the length limit of the engine.
+    pub max_tokens: Option<usize>,
+    /// Tokens that end the request, besides the model's own end-of-sequence tokens.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Generates through the model's end-of-sequence tokens. `stop_token_ids` still count.
+    pub ignore_eos: bool,
+    /// How many alternatives to report the log-probabilities of, besides the sampled token.
+    pub logprobs: Option<u32>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            max_tokens: Some(16),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Checks every number for its range.
+    ///
+    /// # Errors
+    /// The first field that is out of range, in order of declaration. NaN is in no range.
+    pub fn validate(&self) -> Result<(), InvalidParam> {
+        let invalid = |field, found: String, expected| Err(InvalidParam { field, found, expected });
+        if !self.temperature.is_finite() || self.temperature < 0.0 {
+            return invalid("temperature", self.temperature.to_string(), "a finite number, at least 0");
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return invalid("top_p", self.top_p.to_string(), "above 0 and at most 1");
+        }
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return invalid("min_p", self.min_p.to_string(), "from 0 to 1");
+        }
+        if self.max_tokens == Some(0) {
+            return invalid("max_tokens", "0".to_owned(), "at least 1, or none for no limit of its own");
+        }
+        Ok(())
+    }
+}
+
+/// A prompt to continue.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The caller's name for it.
+    pub id: RequestId,
+    /// The tokens to continue; at least one. Whoever knows the vocabulary checks the ids.
+    pub prompt: Vec<TokenId>,
+    /// How to continue.
+    pub params: SamplingParams,
+    /// When the caller handed it in; only measured with. The order of service is the order of `Scheduler::add`.
+    pub arrival: Micros,
+}
+
+/// A number that is out of its range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidParam {
+    /// The name of the field.
+    pub field: &'static str,
+    /// The value it has.
+    pub found: String,
+    /// The values it may have.
+    pub expected: &'static str,
+}
+
+impl fmt::Display for InvalidParam {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}, expected {}", self.field, self.found, self.expected)
+    }
+}
+
+impl Error for InvalidParam {}
+
+/// What bounds the length of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// The longest sequence that the model is served with (`max_model_len`).
+    Context,
+    /// The KV blocks of the whole pool.
+    Pool,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Limit::Context => "the context",
+            Limit::Pool => "the KV pool",
+        })
+    }
+}
+
+/// Why a request was refused. Each is the caller's mistake; nothing in the scheduler has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rejected {
+    /// The prompt has no token to continue from.
+    EmptyPrompt,
+    /// The prompt leaves no room for one generated token.
+    PromptTooLong {
+        /// Length of the prompt.
+        tokens: usize,
+        /// Most tokens, prompt and output together, that a sequence can have.
+        limit: usize,
+        /// Where that limit comes from.
+        because: Limit,
+    },
+    /// A sampling parameter is out of range.
+    Param(InvalidParam),
+    /// A request with this id has not ended yet.
+    DuplicateId(RequestId),
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Rejected::EmptyPrompt => f.write_str("the prompt has 0 tokens, expected at least 1"),
+            Rejected::PromptTooLong { tokens, limit, because } => write!(
+                f,
+                "the prompt has {tokens} tokens, expected at most {}: {because} holds {limit} tokens and one must be \
+                 left to generate",
+                limit.saturating_sub(1)
+            ),
+            Rejected::Param(param) => param.fmt(f),
+            Rejected::DuplicateId(id) => {
+                write!(f, "request id {} is in use, expected one that no unfinished request has", id.0)
+            }
+        }
+    }
+}
+
+impl Error for Rejected {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Rejected::Param(param) => Some(param),
+            _ => None,
+        }
+    }
+}
+
+impl From<InvalidParam> for Rejected {
+    fn from(param: InvalidParam) -> Self {
+        Rejected::Param(param)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn invalid_field(change: impl FnOnce(&mut SamplingParams)) -> Option<&'static str> {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        params.validate().err().map(|invalid| invalid.field)
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        assert_eq!(SamplingParams::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_temperature_that_is_negative_or_not_finite_is_refused() {
+        for bad in [-0.1, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(invalid_field(|p| p.temperature = bad), Some("temperature"), "{bad}");
+        }
+        assert_eq!(invalid_field(|p| p.temperature = 0.0), None);
+    }
+
+    #[test]
+    fn a_top_p_outside_zero_exclusive_to_one_is_refused() {
+        for bad in [0.0, -0.5, 1.01, f32::NAN] {
+            assert_eq!(invalid_field(|p| p.top_p = bad), Some("top_p"), "{bad}");
+        }
+        assert_eq!(invalid_field(|p| p.top_p = 1e-6), None);
+    }
+
+    #[test]
+    fn a_min_p_outside_zero_to_one_is_refused() {
+        for bad in [-0.5, 1.01, f32::NAN] {
+            assert_eq!(invalid_field(|p| p.min_p = bad), Some("min_p"), "{bad}");
+        }
+        assert_eq!(invalid_field(|p| p.min_p = 1.0), None);
+    }
+
+    #[test]
+    fn zero_tokens_to_generate_are_refused() {
+        assert_eq!(invalid_field(|p| p.max_tokens = Some(0)), Some("max_tokens"));
+        assert_eq!(invalid_field(|p| p.max_tokens = None), None);
+    }
+
+    #[test]
+    fn a_refusal_says_what_was_found_and_what_was_expected() {
+        let long = Rejected::PromptTooLong { tokens: 200, limit: 128, because: Limit::Pool };
+        assert_eq!(
+            long.to_string(),
+            "the prompt has 200 tokens, expected at most 127: the KV pool holds 128 tokens and one must be left to \
+             generate"
+        );
+        let nan = SamplingParams { top_p: f32::NAN, ..Default::default() }.validate().unwrap_err();
+        assert_eq!(Rejected::from(nan).to_string(), "top_p is NaN, expected above 0 and at most 1");
+    }
+}
