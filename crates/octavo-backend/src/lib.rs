@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
-//pub mod conformance;
+pub mod conformance;
 mod error;
 pub mod numerics;
 mod reference;

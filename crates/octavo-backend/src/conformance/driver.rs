@@ -1,0 +1,179 @@
+//! Runs steps on a backend from plain token lists and block tables.
+
+use super::TinyModel;
+use crate::{
+    Backend, BackendError, BlockCopy, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits,
+};
+
+/// Rows that one step of a [`Driver`] may have.
+const MAX_ROWS: usize = 512;
+
+/// A backend with a model loaded and every slot of its cache holding NaN.
+pub struct Driver<B: Backend> {
+    backend: B,
+    plan: B::Plan,
+    groups: usize,
+    vocab_size: usize,
+}
+
+/// One span of a step: tokens at positions `start..`, in the blocks of `table` (the same ids in every KV group).
+#[derive(Debug, Clone)]
+pub struct Feed<'a> {
+    /// Tokens to compute.
+    pub tokens: &'a [u32],
+    /// Position of the first.
+    pub start: usize,
+    /// Blocks of positions `0..`.
+    pub table: &'a [u32],
+    /// Report the last row only, or every row.
+    pub rows: Rows,
+}
+
+/// Which rows of a [`Feed`] are reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// None.
+    None,
+    /// Every row.
+    All,
+}
+
+impl<B: Backend> Driver<B> {
+    /// Loads `model` with a pool of `num_blocks` blocks and writes NaN into each of its slots.
+    pub fn new(backend: B, model: &TinyModel, block_size: usize, num_blocks: usize) -> Driver<B> {
+        let mut driver = Driver::load(backend, model, block_size, num_blocks);
+        let table: Vec<u32> = (0..num_blocks as u32).collect();
+        for start in (0..block_size * num_blocks).step_by(MAX_ROWS) {
+            let tokens = vec![model.poison(); MAX_ROWS.min(block_size * num_blocks - start)];
+            driver.step(&[Feed { tokens: &tokens, start, table: &table, rows: Rows::None }]);
+        }
+        driver
+    }
+
+    /// Loads a model that has no layers, hence no cache.
+    pub fn without_poison(backend: B, model: &TinyModel) -> Driver<B> {
+        Driver::load(backend, model, 16, 32)
+    }
+
+    fn load(backend: B, model: &TinyModel, block_size: usize, num_blocks: usize) -> Driver<B> {
+        let groups = model.spec.kv_geometry(block_size).groups.len();
+        let limits = StepLimits {
+            max_rows: MAX_ROWS,
+            max_spans: 64,
+            max_positions: block_size * num_blocks,
+            block_size,
+            num_blocks: vec![num_blocks; groups],
+        };
+        let plan =
+            backend.load(&model.spec, &mut model.clone(), &limits).unwrap_or_else(|error| panic!("load: {error}"));
+        Driver { backend, plan, groups, vocab_size: model.spec.vocab_size }
+    }
+
+    /// Runs one step and gives back, for each reported row, the log-probabilities of the whole vocabulary by id.
+    ///
+    /// # Panics
+    /// If the step or a reported row fails.
+    pub fn step(&mut self, feeds: &[Feed<'_>]) -> Vec<Vec<f32>> {
+        let sample = |row| SampleRow { row, logprobs: Some(self.vocab_size as u32), ..GREEDY };
+        let inputs = self.inputs(feeds, sample);
+        self.run(&inputs).into_iter().map(|sampled| by_id(&sampled)).collect()
+    }
+
+    /// Flat inputs for `feeds`; every reported row is drawn as `sample` says.
+    pub fn inputs(&self, feeds: &[Feed<'_>], sample: impl Fn(usize) -> SampleRow) -> StepInputs {
+        let mut inputs = StepInputs::default();
+        let mut group = GroupInputs { table_starts: vec![0], ..GroupInputs::default() };
+        for feed in feeds {
+            let first_row = inputs.tokens.len();
+            inputs.spans.push(SpanInput { first_row, len: feed.tokens.len(), start: feed.start });
+            inputs.tokens.extend(feed.tokens);
+            group.tables.extend(feed.table);
+            group.table_starts.push(group.tables.len());
+            if feed.rows == Rows::All {
+                inputs.samples.extend((first_row..inputs.tokens.len()).map(&sample));
+            }
+        }
+        inputs.groups = vec![group; self.groups];
+        inputs
+    }
+
+    /// Copies blocks, then computes `feeds`, in one step.
+    pub fn step_after_copies(&mut self, copies: &[BlockCopy], feeds: &[Feed<'_>]) -> Vec<Vec<f32>> {
+        let sample = |row| SampleRow { row, logprobs: Some(self.vocab_size as u32), ..GREEDY };
+        let mut inputs = self.inputs(feeds, sample);
+        for group in &mut inputs.groups {
+            group.copies = copies.to_vec();
+        }
+        self.run(&inputs).into_iter().map(|sampled| by_id(&sampled)).collect()
+    }
+
+    /// Runs one step and gives back every reported row, failed or not.
+    ///
+    /// # Panics
+    /// If the step fails.
+    pub fn run_all_rows(&mut self, feeds: &[Feed<'_>]) -> Vec<Result<Sampled, SampleError>> {
+        let inputs = self.inputs(feeds, |row| SampleRow { row, logprobs: Some(5), ..GREEDY });
+        self.try_run(&inputs).unwrap_or_else(|error| panic!("step: {error}")).sampled
+    }
+
+    /// Runs one step, every sampled row of which must succeed.
+    ///
+    /// # Panics
+    /// If the step or a row fails.
+    pub fn run(&mut self, inputs: &StepInputs) -> Vec<Sampled> {
+        let result = self.try_run(inputs).unwrap_or_else(|error| panic!("step: {error}"));
+        let rows = result.sampled.into_iter().enumerate();
+        rows.map(|(row, sampled)| sampled.unwrap_or_else(|error| panic!("sampled row {row}: {error}"))).collect()
+    }
+
+    /// Runs one step.
+    ///
+    /// # Errors
+    /// Whatever the backend says.
+    pub fn try_run(&mut self, inputs: &StepInputs) -> Result<crate::StepResult, BackendError> {
+        self.backend.run(&mut self.plan, inputs)
+    }
+}
+
+/// Greedy, row 0, nothing reported.
+pub(super) const GREEDY: SampleRow = SampleRow {
+    row: 0,
+    position: 0,
+    choice: 0,
+    seed: 0,
+    temperature: 0.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    logprobs: None,
+};
+
+fn by_id(sampled: &Sampled) -> Vec<f32> {
+    let top = sampled.logprobs.as_ref().map_or(&[][..], |report| &report.top);
+    let mut logprobs = vec![f32::NAN; top.len()];
+    for &(id, logprob) in top {
+        logprobs[id as usize] = logprob;
+    }
+    logprobs
+}
+
+/// Asserts that two reports have the same bits.
+pub(super) fn assert_same_bits(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    assert_eq!(found.len(), expected.len(), "{what}: rows");
+    for (row, (found, expected)) in found.iter().zip(expected).enumerate() {
+        for (token, (found, expected)) in found.iter().zip(expected).enumerate() {
+            assert!(found.to_bits() == expected.to_bits(), "{what}: row {row}, token {token}: {found} and {expected}");
+        }
+    }
+}
+
+/// Asserts that two reports differ by at most `tolerance`.
+pub(super) fn assert_close(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f32) {
+    assert_eq!(found.len(), expected.len(), "{what}: rows");
+    for (row, (found, expected)) in found.iter().zip(expected).enumerate() {
+        for (token, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let difference = (found - expected).abs();
+            assert!(difference <= tolerance, "{what}: row {row}, token {token}: {found} and {expected}");
+        }
+    }
+}

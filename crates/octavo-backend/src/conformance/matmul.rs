@@ -1,0 +1,45 @@
+//! Decoders without layers: embedding, norm, head. Every step is defined bit for bit.
+
+use super::driver::{Driver, Feed, Rows, assert_same_bits};
+use super::{TinyModel, TinyShape};
+use crate::{Backend, Reference, WeightFormat};
+
+const FORMATS: [WeightFormat; 6] = [
+    WeightFormat::F32,
+    WeightFormat::F16,
+    WeightFormat::Bf16,
+    WeightFormat::Q4_0,
+    WeightFormat::Q4_1,
+    WeightFormat::Q8_0,
+];
+
+pub(super) fn bits_equal_the_mirrored_reference<B: Backend>(make: &impl Fn() -> B) {
+    for format in FORMATS {
+        for hidden_size in [32, 96, 576] {
+            for vocab_size in [33, 100] {
+                let shape = TinyShape { vocab_size, hidden_size, num_layers: 0, format, ..TinyShape::default() };
+                compare(&format!("head {format} {vocab_size} x {hidden_size}"), make, shape);
+            }
+        }
+    }
+}
+
+pub(super) fn tied_head_reads_the_embedding<B: Backend>(make: &impl Fn() -> B) {
+    for format in FORMATS {
+        let shape = TinyShape { num_layers: 0, format, tied: true, ..TinyShape::default() };
+        compare(&format!("tied head {format}"), make, shape);
+    }
+}
+
+fn compare<B: Backend>(what: &str, make: &impl Fn() -> B, shape: TinyShape) {
+    let model = TinyModel::new(shape, 7);
+    // The poisoned row of a tied head would make every logit NaN.
+    let model = if shape.tied { model.with_finite_embedding() } else { model };
+    let mut subject = Driver::without_poison(make(), &model);
+    let mut reference = Driver::without_poison(Reference::mirror(make().numerics()), &model);
+    for rows in [1, 7, 33, 70] {
+        let tokens = model.tokens(rows, rows as u64);
+        let feed = [Feed { tokens: &tokens, start: 0, table: &[0, 1, 2, 3, 4], rows: Rows::All }];
+        assert_same_bits(&format!("{what}, {rows} rows"), &subject.step(&feed), &reference.step(&feed));
+    }
+}

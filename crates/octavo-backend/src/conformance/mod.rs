@@ -1,0 +1,42 @@
+//! What every backend must agree on with [`Reference`](crate::Reference), over odd sizes.
+//!
+//! [`run_all`] builds small random decoders, poisons the whole KV pool with NaN (by computing a token whose embedding is
+//! NaN in every slot), and compares log-probabilities: by `==` where [`crate::numerics`] defines the bits, otherwise
+//! within a tolerance, and always by `==` between two ways of computing the same row with the same backend.
+
+mod attention;
+mod driver;
+mod matmul;
+mod model;
+mod whole;
+
+use crate::Backend;
+pub use driver::{Driver, Feed};
+pub use model::{TinyModel, TinyShape};
+
+/// Runs every case; `make` builds the backend anew for each model.
+///
+/// # Panics
+/// At the first disagreement, naming the case, the row and the token.
+pub fn run_all<B: Backend>(make: impl Fn() -> B) {
+    matmul::bits_equal_the_mirrored_reference(&make);
+    matmul::tied_head_reads_the_embedding(&make);
+    attention::agrees_over_shapes_and_part_filled_blocks(&make);
+    attention::windows_hide_what_lies_before_them(&make);
+    whole::agrees_in_every_format(&make);
+    whole::bits_do_not_depend_on_chunks_neighbours_or_place(&make);
+    whole::copied_blocks_continue_like_the_original(&make);
+    whole::a_row_that_is_not_finite_fails_alone(&make);
+    whole::draws_equal_the_reference(&make);
+    whole::inputs_out_of_bounds_are_refused(&make);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Reference;
+
+    #[test]
+    fn the_reference_conforms_to_itself() {
+        super::run_all(Reference::exact);
+    }
+}

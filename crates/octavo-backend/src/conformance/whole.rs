@@ -1,0 +1,140 @@
+//! Decoders of two layers in every weight format, and what a step promises as a whole.
+
+use super::driver::{Driver, Feed, GREEDY, Rows, assert_close, assert_same_bits};
+use super::{TinyModel, TinyShape};
+use crate::{
+    Backend, BackendError, BlockCopy, InputRounding, KvType, Numerics, Reference, SampleError, SampleRow, WeightFormat,
+};
+
+const TABLE: [u32; 8] = [5, 11, 0, 7, 2, 9, 4, 10];
+const STRANGER: [u32; 4] = [1, 3, 6, 8];
+
+fn model(format: WeightFormat) -> TinyModel {
+    let shape = TinyShape { num_layers: 2, group_size: 3, window: Some(40), format, ..TinyShape::default() };
+    TinyModel::new(shape, 23)
+}
+
+pub(super) fn agrees_in_every_format<B: Backend>(make: &impl Fn() -> B) {
+    let numerics = make().numerics();
+    for format in [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::Bf16,
+        WeightFormat::Q4_0,
+        WeightFormat::Q4_1,
+        WeightFormat::Q8_0,
+    ] {
+        let model = model(format);
+        let tokens = model.tokens(100, 3);
+        let feed = [Feed { tokens: &tokens, start: 0, table: &TABLE, rows: Rows::All }];
+        let expected = Driver::new(Reference::mirror(numerics), &model, 16, 12).step(&feed);
+        let found = Driver::new(make(), &model, 16, 12).step(&feed);
+        assert_close(&format!("two layers of {format}"), &found, &expected, tolerance(numerics, format));
+    }
+}
+
+/// One quantum of a rounded activation can fall the other way when attention differs in the last bits.
+fn tolerance(numerics: Numerics, format: WeightFormat) -> f32 {
+    let rounded = match format {
+        WeightFormat::F32 | WeightFormat::F16 => InputRounding::None,
+        WeightFormat::Bf16 => numerics.bf16_input,
+        _ => numerics.quantized_input,
+    };
+    match (rounded, numerics.kv) {
+        (InputRounding::None, KvType::F32) => 1e-4,
+        (InputRounding::None | InputRounding::Bf16, _) => 3e-2,
+        (InputRounding::Int8Group32, _) => 8e-2,
+    }
+}
+
+pub(super) fn bits_do_not_depend_on_chunks_neighbours_or_place<B: Backend>(make: &impl Fn() -> B) {
+    for format in [WeightFormat::Bf16, WeightFormat::Q4_1, WeightFormat::Q8_0] {
+        let model = model(format);
+        let tokens = model.tokens(100, 3);
+        let strangers = model.tokens(60, 4);
+        let whole = [Feed { tokens: &tokens, start: 0, table: &TABLE, rows: Rows::All }];
+        let expected = Driver::new(make(), &model, 16, 12).step(&whole);
+        for chunk in [1, 3, 16, 33] {
+            let mut driver = Driver::new(make(), &model, 16, 12);
+            let mut found = Vec::new();
+            for (index, part) in tokens.chunks(chunk).enumerate() {
+                let own = Feed { tokens: part, start: index * chunk, table: &TABLE, rows: Rows::All };
+                let place = index % strangers.len();
+                let stranger =
+                    Feed { tokens: &strangers[place..place + 1], start: place, table: &STRANGER, rows: Rows::None };
+                // The stranger stands before the sequence in even steps and behind it in odd ones.
+                let feeds = if index.is_multiple_of(2) { [stranger, own] } else { [own, stranger] };
+                found.extend(driver.step(&feeds));
+            }
+            assert_same_bits(&format!("{format} in chunks of {chunk} beside a stranger"), &found, &expected);
+        }
+    }
+}
+
+pub(super) fn copied_blocks_continue_like_the_original<B: Backend>(make: &impl Fn() -> B) {
+    let model = model(WeightFormat::Q4_1);
+    let tokens = model.tokens(40, 3);
+    let mut driver = Driver::new(make(), &model, 16, 12);
+    driver.step(&[Feed { tokens: &tokens[..30], start: 0, table: &TABLE, rows: Rows::None }]);
+    // Block 11 holds positions 16..30; the fork goes on in block 8.
+    let fork = [TABLE[0], 8, 6];
+    let copies = [BlockCopy { from: TABLE[1], to: 8 }];
+    let own = Feed { tokens: &tokens[30..], start: 30, table: &TABLE, rows: Rows::All };
+    let forked = Feed { table: &fork, ..own.clone() };
+    let rows = driver.step_after_copies(&copies, &[own, forked]);
+    assert_same_bits("a fork after copying its last block", &rows[10..], &rows[..10]);
+}
+
+pub(super) fn a_row_that_is_not_finite_fails_alone<B: Backend>(make: &impl Fn() -> B) {
+    let model = model(WeightFormat::Q4_1);
+    let tokens = model.tokens(5, 3);
+    let alone = [Feed { tokens: &tokens, start: 0, table: &TABLE, rows: Rows::All }];
+    let expected = Driver::new(make(), &model, 16, 12).run_all_rows(&alone);
+    let mut driver = Driver::new(make(), &model, 16, 12);
+    let poison = [model.poison()];
+    let feeds = [Feed { tokens: &poison, start: 0, table: &STRANGER, rows: Rows::All }, alone[0].clone()];
+    let mut found = driver.run_all_rows(&feeds);
+    assert_eq!(found.remove(0), Err(SampleError::NotFinite), "a row of NaN");
+    assert_eq!(found, expected, "the neighbours of a row of NaN");
+}
+
+pub(super) fn draws_equal_the_reference<B: Backend>(make: &impl Fn() -> B) {
+    let model = TinyModel::new(TinyShape { vocab_size: 500, num_layers: 0, ..TinyShape::default() }, 31);
+    let tokens = model.tokens(70, 3);
+    let feed = [Feed { tokens: &tokens, start: 0, table: &[0, 1, 2, 3, 4], rows: Rows::All }];
+    let sample = |row: usize| SampleRow {
+        row,
+        position: row as u32 + 1,
+        seed: 0x1234_5678_9abc_def0,
+        temperature: 0.25 * (row % 7) as f32,
+        top_k: [0, 1, 5, 400][row % 4],
+        top_p: [1.0, 0.9, 0.3][row % 3],
+        min_p: [0.0, 0.02][row % 2],
+        logprobs: (row % 5 == 0).then_some(3),
+        ..GREEDY
+    };
+    let mut reference = Driver::without_poison(Reference::mirror(make().numerics()), &model);
+    let mut subject = Driver::without_poison(make(), &model);
+    let inputs = subject.inputs(&feed, sample);
+    assert_eq!(subject.run(&inputs), reference.run(&inputs), "draws of 70 rows");
+}
+
+pub(super) fn inputs_out_of_bounds_are_refused<B: Backend>(make: &impl Fn() -> B) {
+    let model = model(WeightFormat::F32);
+    let tokens = model.tokens(20, 3);
+    let mut driver = Driver::new(make(), &model, 16, 12);
+    let feed = [Feed { tokens: &tokens, start: 0, table: &TABLE, rows: Rows::All }];
+    let good = driver.inputs(&feed, |row| SampleRow { row, ..GREEDY });
+    let expected = driver.run(&good);
+    let mut bad = vec![good.clone(); 5];
+    bad[0].tokens[3] = model.spec.vocab_size as u32;
+    bad[1].groups[0].tables[1] = 12;
+    bad[2].spans[0].len = 19;
+    bad[3].samples[0].row = 20;
+    bad[4].groups[0].table_starts[1] = 1;
+    for (index, inputs) in bad.iter().enumerate() {
+        let result = driver.try_run(inputs);
+        assert!(matches!(result, Err(BackendError::Inputs { .. })), "bad inputs {index}: {result:?}");
+    }
+    assert_eq!(driver.run(&good), expected, "good inputs after bad ones");
+}
