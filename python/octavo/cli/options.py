@@ -1,0 +1,179 @@
+"""Options that commands share: how the engine is built and how tokens are chosen.
+
+Names are those of `LLM` and `SamplingParams` with dashes. An option that is not given is not passed on, so the defaults
+live in one place only. Each engine option can also be set by a variable: `--max-model-len` by `OCTAVO_MAX_MODEL_LEN`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import OctavoError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from octavo import LLM, SamplingParams
+
+
+class UsageError(OctavoError):
+    """The command line, or a variable that stands for an option, is wrong."""
+
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _count(text: str) -> int:
+    scale = _SUFFIXES.get(text[-1:], 1)
+    return int(text if scale == 1 else text[:-1]) * scale
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the text of an option is read, and what to say when it cannot be."""
+
+    read: Callable[[str], Any]
+    expected: str
+
+
+TEXT = Kind(str, "text")
+WHOLE = Kind(int, "a whole number")
+NUMBER = Kind(float, "a number")
+COUNT = Kind(_count, "a whole number such as 4096, 4k (4000) or 4K (4096)")
+WHOLE_OR_NONE = Kind(lambda text: None if text == "none" else int(text), "a whole number or none")
+WHOLE_LIST = Kind(lambda text: [int(word) for word in text.split(",")], "whole numbers with commas between them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option: the parameter it sets, how its text is read, and what it means."""
+
+    name: str
+    kind: Kind = TEXT
+    choices: Sequence[str] = ()
+    metavar: str = ""
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """The option as it is typed."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that stands for the option."""
+        return "OCTAVO_" + self.name.upper()
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for the value in the help text."""
+        return f"{{{','.join(self.choices)}}}" if self.choices else self.metavar
+
+    def parse(self, text: str) -> Any:
+        """The value that `text` stands for; a `ValueError` says what was found and what was expected."""
+        if self.choices and text not in self.choices:
+            raise ValueError(f"found {text!r}, expected one of {', '.join(self.choices)}")
+        try:
+            return self.kind.read(text)
+        except ValueError:
+            raise ValueError(f"found {text!r}, expected {self.kind.expected}") from None
+
+
+ENGINE_OPTIONS = (
+    Option(name="device", choices=("auto", "cpu", "reference"), help="where to compute (default: auto)"),
+    Option(name="threads", kind=WHOLE, metavar="N", help="worker threads (default: what affinity and quota allow)"),
+    Option(
+        name="max_model_len", kind=COUNT, metavar="TOKENS", help="longest prompt plus answer (default: the model's)"
+    ),
+    Option(name="max_num_seqs", kind=WHOLE, metavar="N", help="sequences in a step at most"),
+    Option(name="max_num_batched_tokens", kind=COUNT, metavar="TOKENS", help="tokens computed in a step at most"),
+    Option(name="block_size", kind=WHOLE, metavar="TOKENS", help="tokens in a KV block"),
+    Option(name="kv_cache_memory_bytes", kind=COUNT, metavar="BYTES", help="size of the KV pool, such as 64M"),
+    Option(name="num_kv_blocks", kind=WHOLE, metavar="N", help="size of the KV pool in blocks"),
+    Option(name="chat_template", metavar="FILE", help="a chat template instead of the model's"),
+)
+
+SAMPLING_OPTIONS = (
+    Option(name="max_tokens", kind=WHOLE_OR_NONE, metavar="N", help="tokens to generate at most; none: to the context"),
+    Option(name="temperature", kind=NUMBER, metavar="T", help="0 takes the likeliest token each time"),
+    Option(name="top_k", kind=WHOLE, metavar="K", help="draw from the K likeliest tokens; 0: from all"),
+    Option(name="top_p", kind=NUMBER, metavar="P", help="draw from the smallest set with this probability"),
+    Option(name="min_p", kind=NUMBER, metavar="P", help="drop tokens below this share of the likeliest one"),
+    Option(name="seed", kind=WHOLE, metavar="SEED", help="the same seed gives the same tokens"),
+    Option(name="stop_token_ids", kind=WHOLE_LIST, metavar="ID,...", help="tokens that end the answer"),
+    Option(name="logprobs", kind=WHOLE, metavar="K", help="also keep the K largest log-probabilities of each token"),
+)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add every engine option."""
+    group = parser.add_argument_group("engine", "Each can also be set by a variable: --threads by OCTAVO_THREADS.")
+    for option in ENGINE_OPTIONS:
+        _add(group, option)
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add every field of `SamplingParams`."""
+    group = parser.add_argument_group("sampling")
+    for option in SAMPLING_OPTIONS:
+        _add(group, option)
+    group.add_argument(
+        "--ignore-eos", action="store_true", default=argparse.SUPPRESS, help="go on after the end-of-sequence token"
+    )
+
+
+def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine options that were given, on the command line or in the environment."""
+    return _environment_settings(os.environ) | _given(arguments, [option.name for option in ENGINE_OPTIONS])
+
+
+def load(arguments: argparse.Namespace) -> LLM:
+    """Load the model that the command line names, with its engine options."""
+    settings = engine_settings(arguments)
+    from octavo import LLM
+
+    return LLM(arguments.model, **settings)
+
+
+def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
+    """The sampling options that were given, over the command's own `defaults`."""
+    from octavo import SamplingParams
+
+    names = [option.name for option in SAMPLING_OPTIONS] + ["ignore_eos"]
+    return SamplingParams(**defaults | _given(arguments, names))
+
+
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    def read(text: str) -> Any:
+        try:
+            return option.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    group.add_argument(
+        option.flag,
+        dest=option.name,
+        type=read,
+        default=argparse.SUPPRESS,
+        metavar=option.placeholder,
+        help=option.help,
+    )
+
+
+def _environment_settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    settings = {}
+    for option in ENGINE_OPTIONS:
+        text = environment.get(option.variable, "")
+        if text:
+            try:
+                settings[option.name] = option.parse(text)
+            except ValueError as error:
+                raise UsageError(f"{option.variable}: {error}") from None
+    return settings
