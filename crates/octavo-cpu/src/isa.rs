@@ -1,0 +1,118 @@
+//! The instruction sets that the kernels are compiled for, and which of them this machine has.
+
+use std::{fmt, str::FromStr};
+
+/// An instruction set. A later one is faster and gives the same bits, except where [`crate::simd::Simd::dot_bf16`] says
+/// otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust: every machine.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512,
+    /// [`Isa::Avx512`] with the bfloat16 dot product.
+    Avx512Bf16,
+}
+
+impl Isa {
+    /// Every instruction set, slowest first.
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+
+    /// The fastest that this machine has.
+    pub fn detect() -> Isa {
+        Isa::ALL.into_iter().rev().find(|isa| isa.is_supported()).unwrap_or(Isa::Scalar)
+    }
+
+    /// All that this machine has, slowest first.
+    pub fn supported() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect()
+    }
+
+    /// True when this machine has it.
+    pub fn is_supported(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => has_avx2(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => has_avx512(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => has_avx512() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512-bf16",
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no instruction set of octavo.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("instruction set: found {found:?}, expected one of scalar, avx2, avx512, avx512-bf16")]
+pub struct UnknownIsa {
+    /// The name.
+    pub found: String,
+}
+
+impl FromStr for Isa {
+    type Err = UnknownIsa;
+
+    /// Reads a name as [`fmt::Display`] writes it; says nothing about whether this machine has it.
+    fn from_str(name: &str) -> Result<Isa, UnknownIsa> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| UnknownIsa { found: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_a_round_trip() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.to_string().parse(), Ok(isa));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_known_ones() {
+        let error = "avx1024".parse::<Isa>().unwrap_err().to_string();
+        assert!(error.contains("avx1024") && error.contains("avx512-bf16"), "{error}");
+    }
+
+    #[test]
+    fn the_detected_set_is_the_last_of_the_supported_ones() {
+        assert_eq!(Isa::supported().last(), Some(&Isa::detect()));
+        assert_eq!(Isa::supported()[0], Isa::Scalar);
+    }
+}

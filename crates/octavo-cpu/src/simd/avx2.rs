@@ -1,0 +1,355 @@
+//! Sixteen lanes as two 256-bit registers: lanes 0 to 7, then 8 to 15.
+
+use std::arch::x86_64::*;
+
+use super::Simd;
+use crate::isa::Isa;
+
+/// The token of AVX2, FMA and F16C.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// The token, where this machine has the instruction set.
+    pub fn detect() -> Option<Avx2> {
+        Isa::Avx2.is_supported().then_some(Avx2(()))
+    }
+
+    /// The token.
+    ///
+    /// # Safety
+    /// This machine has the instruction set.
+    #[inline(always)]
+    pub unsafe fn new_unchecked() -> Avx2 {
+        Avx2(())
+    }
+}
+
+type Floats = [__m256; 2];
+type Ints = [__m256i; 2];
+
+/// Methods whose body is the same expression on both halves.
+macro_rules! halves {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $operation:expr;)*) => { $(
+        #[inline(always)]
+        fn $name(self, $($arg: $type),*) -> $result {
+            // SAFETY: the token proves the instruction set.
+            unsafe { [$operation($($arg[0]),*), $operation($($arg[1]),*)] }
+        }
+    )* };
+}
+
+/// Bits of the first `n` lanes all set.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn first_lanes(n: usize) -> Ints {
+    // SAFETY: the caller's.
+    unsafe {
+        let n = _mm256_set1_epi32(n.min(16) as i32);
+        [
+            _mm256_cmpgt_epi32(n, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+            _mm256_cmpgt_epi32(n, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)),
+        ]
+    }
+}
+
+/// The bits of each value with the lower half still to be dropped.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn round_bf16(value: __m256) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe {
+        let bits = _mm256_castps_si256(value);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+        _mm256_blendv_epi8(rounded, quiet, is_nan)
+    }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn pow2(n: __m256i) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127)))) }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn less(a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn magnitude_bits(value: __m256) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_and_si256(_mm256_castps_si256(value), _mm256_set1_epi32(0x7fff_ffff)) }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn keep_upper(value: __m256i) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe { _mm256_castsi256_ps(_mm256_and_si256(value, _mm256_set1_epi32(0xffff_0000_u32 as i32))) }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn low_nibbles(bytes: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_and_si256(bytes, _mm256_set1_epi8(15)) }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn high_nibbles(bytes: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), _mm256_set1_epi8(15)) }
+}
+
+/// Eight products of a nibble and an activation lie within 2 * 8 * 15 * 128 = 30720: the 16-bit sums are exact.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn dot_nibbles(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, activations)) }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn finish_nibbles(sum: __m256i, correction: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), correction) }
+}
+
+/// Biased weights reach 255, and two products of 255 * 127 saturate 16 bits; magnitudes reach 128, and two products
+/// of 128 * 127 do not. So the sign goes from the weight to the activation first.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn dot_biased(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe {
+        let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+        let products = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(activations, signed));
+        _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
+    }
+}
+
+/// # Safety
+/// AVX2 and FMA.
+#[inline(always)]
+unsafe fn dot_bf16(sum: __m256, weights: __m256i, activations: __m256i) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe {
+        let even_weights = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(weights));
+        let even_activations = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(activations));
+        let sum = _mm256_fmadd_ps(keep_upper(weights), keep_upper(activations), sum);
+        _mm256_fmadd_ps(even_weights, even_activations, sum)
+    }
+}
+
+impl Simd for Avx2 {
+    type F = Floats;
+    type I = Ints;
+    type Partial = Ints;
+    const ROWS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Floats {
+        // SAFETY: the token proves the instruction set, the caller vouches for the memory; so in all that follow.
+        unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn load_first(self, from: *const f32, n: usize) -> Floats {
+        // SAFETY: as in `load`; masked lanes are not accessed.
+        unsafe {
+            let mask = first_lanes(n);
+            [_mm256_maskload_ps(from, mask[0]), _mm256_maskload_ps(from.wrapping_add(8), mask[1])]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, value: Floats) {
+        // SAFETY: as in `load`.
+        unsafe {
+            _mm256_storeu_ps(to, value[0]);
+            _mm256_storeu_ps(to.add(8), value[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, n: usize, value: Floats) {
+        // SAFETY: as in `load_first`.
+        unsafe {
+            let mask = first_lanes(n);
+            _mm256_maskstore_ps(to, mask[0], value[0]);
+            _mm256_maskstore_ps(to.wrapping_add(8), mask[1], value[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> Ints {
+        // SAFETY: as in `load`.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn store_int(self, to: *mut i32, value: Ints) {
+        // SAFETY: as in `load`.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), value[0]);
+            _mm256_storeu_si256(to.add(8).cast(), value[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, to: *mut i8, value: Ints) {
+        // SAFETY: as in `load`.
+        unsafe {
+            // Packing works within 128-bit parts; the permutation puts them in order again.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(value[0], value[1]));
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(to.cast(), bytes);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> Floats {
+        // SAFETY: as in `load`.
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(from.cast())), _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> Floats {
+        // SAFETY: as in `load`.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16, value: Floats) {
+        // SAFETY: as in `load`.
+        unsafe {
+            let low = _mm256_srli_epi32::<16>(round_bf16(value[0]));
+            let high = _mm256_srli_epi32::<16>(round_bf16(value[1]));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+            _mm256_storeu_si256(to.cast(), words);
+        }
+    }
+    #[inline(always)]
+    unsafe fn broadcast_bytes(self, from: *const u8) -> Ints {
+        // SAFETY: as in `load`.
+        unsafe { [_mm256_set1_epi32(from.cast::<i32>().read_unaligned()); 2] }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Floats {
+        // SAFETY: the token proves the instruction set; so in all that follow.
+        unsafe { [_mm256_set1_ps(value); 2] }
+    }
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> Ints {
+        // SAFETY: as in `splat`.
+        unsafe { [_mm256_set1_epi32(value); 2] }
+    }
+    halves! {
+        fn add(a: Floats, b: Floats) -> Floats = _mm256_add_ps;
+        fn sub(a: Floats, b: Floats) -> Floats = _mm256_sub_ps;
+        fn mul(a: Floats, b: Floats) -> Floats = _mm256_mul_ps;
+        fn div(a: Floats, b: Floats) -> Floats = _mm256_div_ps;
+        fn fma(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fmadd_ps;
+        fn max(a: Floats, b: Floats) -> Floats = _mm256_max_ps;
+        fn select_less(a: Floats, b: Floats, yes: Floats, no: Floats) -> Floats = less;
+        fn int_to_float(value: Ints) -> Floats = _mm256_cvtepi32_ps;
+        fn round_to_int(value: Floats) -> Ints = _mm256_cvtps_epi32;
+        fn magnitude_bits(value: Floats) -> Ints = magnitude_bits;
+        fn pow2(n: Ints) -> Floats = pow2;
+        fn add_int(a: Ints, b: Ints) -> Ints = _mm256_add_epi32;
+        fn max_int(a: Ints, b: Ints) -> Ints = _mm256_max_epi32;
+        fn low_nibbles(bytes: Ints) -> Ints = low_nibbles;
+        fn high_nibbles(bytes: Ints) -> Ints = high_nibbles;
+        fn dot_nibbles(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_nibbles;
+        fn finish_nibbles(sum: Ints, correction: Ints) -> Ints = finish_nibbles;
+        fn dot_biased(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_biased;
+        fn dot_bf16(sum: Floats, weights: Ints, activations: Ints) -> Floats = dot_bf16;
+    }
+    #[inline(always)]
+    fn start_nibbles(self, _correction: Ints) -> Ints {
+        self.splat_int(0)
+    }
+    #[inline(always)]
+    fn start_biased(self, _correction: Ints) -> Ints {
+        self.splat_int(0)
+    }
+    #[inline(always)]
+    fn select(self, mask: u16, yes: Floats, no: Floats) -> Floats {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let mask = _mm256_set1_epi32(i32::from(mask));
+            let low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let high = _mm256_slli_epi32::<8>(low);
+            let low = _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(mask, low), low));
+            let high = _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(mask, high), high));
+            [_mm256_blendv_ps(no[0], yes[0], low), _mm256_blendv_ps(no[1], yes[1], high)]
+        }
+    }
+    #[inline(always)]
+    fn round_bf16(self, value: Floats) -> Floats {
+        // SAFETY: as in `splat`.
+        unsafe { [keep_upper(round_bf16(value[0])), keep_upper(round_bf16(value[1]))] }
+    }
+
+    #[inline(always)]
+    fn fold(self, value: Floats) -> f32 {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let a = _mm256_add_ps(value[0], value[1]);
+            let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+            _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)))
+        }
+    }
+    #[inline(always)]
+    fn fold_max(self, value: Floats) -> f32 {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let a = _mm256_max_ps(value[0], value[1]);
+            let a = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+            _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)))
+        }
+    }
+    #[inline(always)]
+    fn fold_int(self, value: Ints) -> i32 {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let a = _mm256_add_epi32(value[0], value[1]);
+            let a = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let a = _mm_add_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
+            _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32::<0b10_11_00_01>(a)))
+        }
+    }
+    #[inline(always)]
+    fn fold_max_int(self, value: Ints) -> i32 {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let a = _mm256_max_epi32(value[0], value[1]);
+            let a = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let a = _mm_max_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
+            _mm_cvtsi128_si32(_mm_max_epi32(a, _mm_shuffle_epi32::<0b10_11_00_01>(a)))
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! SIMD written once: kernels are generic over [`Simd`], sixteen lanes of `f32` or `i32` (or 64 bytes), and
+//! `simd_shells!` makes one copy of a kernel for each instruction set.
+//!
+//! A kernel is an `#[inline(always)]` function that takes a token; the shell around it switches the instruction set on.
+//! Kernels use no closures over vectors (`array::from_fn`, `map`): a closure is a function of its own, without the
+//! instruction set.
+//!
+//! Invariant: every operation gives the same bits on every instruction set, except the bits of a NaN and what
+//! [`Simd::dot_bf16`] names.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+#[cfg(test)]
+mod tests;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::{Avx512, Avx512Bf16};
+pub use scalar::Scalar;
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// Sixteen lanes of one instruction set. A value is a token: it can exist only where the instruction set does, which is
+/// what makes the register operations safe to call.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// Sixteen `f32`.
+    type F: Copy;
+    /// Sixteen `i32`, or 64 bytes.
+    type I: Copy;
+    /// An unfinished sum of products with unsigned nibbles.
+    type Partial: Copy;
+
+    /// Rows of activations that a kernel should keep in registers at once against one vector of weights.
+    const ROWS: usize;
+
+    /// Reads 16 floats, at any alignment.
+    ///
+    /// # Safety
+    /// 16 floats are readable at `from`.
+    unsafe fn load(self, from: *const f32) -> Self::F;
+    /// Reads `n` (at most 16) floats; the other lanes are 0.
+    ///
+    /// # Safety
+    /// `n` floats are readable at `from`; memory beyond them is not accessed.
+    unsafe fn load_first(self, from: *const f32, n: usize) -> Self::F;
+    /// Writes 16 floats.
+    ///
+    /// # Safety
+    /// 16 floats are writable at `to`.
+    unsafe fn store(self, to: *mut f32, value: Self::F);
+    /// Writes the first `n` (at most 16) lanes.
+    ///
+    /// # Safety
+    /// `n` floats are writable at `to`; memory beyond them is not accessed.
+    unsafe fn store_first(self, to: *mut f32, n: usize, value: Self::F);
+    /// Reads 64 bytes.
+    ///
+    /// # Safety
+    /// 64 bytes are readable at `from`.
+    unsafe fn load_bytes(self, from: *const u8) -> Self::I;
+    /// Writes 16 integers.
+    ///
+    /// # Safety
+    /// 16 integers are writable at `to`.
+    unsafe fn store_int(self, to: *mut i32, value: Self::I);
+    /// Writes the low byte of each lane; the lanes must be in -128..=127.
+    ///
+    /// # Safety
+    /// 16 bytes are writable at `to`.
+    unsafe fn store_i8(self, to: *mut i8, value: Self::I);
+    /// Reads 16 half-precision floats.
+    ///
+    /// # Safety
+    /// 16 values are readable at `from`.
+    unsafe fn load_f16(self, from: *const u16) -> Self::F;
+    /// Reads 16 bfloat16.
+    ///
+    /// # Safety
+    /// 16 values are readable at `from`.
+    unsafe fn load_bf16(self, from: *const u16) -> Self::F;
+    /// Writes 16 bfloat16, rounded as [`Simd::round_bf16`].
+    ///
+    /// # Safety
+    /// 16 values are writable at `to`.
+    unsafe fn store_bf16(self, to: *mut u16, value: Self::F);
+    /// Four bytes (a pair of bfloat16, four codes) in every lane, from memory at any alignment.
+    ///
+    /// # Safety
+    /// 4 bytes are readable at `from`.
+    unsafe fn broadcast_bytes(self, from: *const u8) -> Self::I;
+
+    /// `value` in every lane.
+    fn splat(self, value: f32) -> Self::F;
+    /// `value` in every lane.
+    fn splat_int(self, value: i32) -> Self::I;
+    /// `a + b`.
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a - b`.
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b`.
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`.
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a` where `a > b`, else `b` (so also where either is NaN).
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `yes` where `a < b`, else `no` (so also where either is NaN).
+    fn select_less(self, a: Self::F, b: Self::F, yes: Self::F, no: Self::F) -> Self::F;
+    /// `yes` where bit `lane` of the mask is set, else `no`.
+    fn select(self, mask: u16, yes: Self::F, no: Self::F) -> Self::F;
+    /// The nearest float of each integer.
+    fn int_to_float(self, value: Self::I) -> Self::F;
+    /// The nearest integer, ties to even; `i32::MIN` for NaN and what does not fit.
+    fn round_to_int(self, value: Self::F) -> Self::I;
+    /// The bits of the magnitudes; they order as the magnitudes do, with infinity and NaN above all numbers.
+    fn magnitude_bits(self, value: Self::F) -> Self::I;
+    /// `2^n`, for -126..=127.
+    fn pow2(self, n: Self::I) -> Self::F;
+    /// Each lane to bfloat16, to nearest, ties to even, and back.
+    fn round_bf16(self, value: Self::F) -> Self::F;
+    /// `a + b`, wrapping.
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The larger signed integer.
+    fn max_int(self, a: Self::I, b: Self::I) -> Self::I;
+
+    /// The sum of all lanes, added by halves as [`octavo_backend::numerics::fold_lanes`].
+    fn fold(self, value: Self::F) -> f32;
+    /// The largest lane, by [`Simd::max`] of halves.
+    fn fold_max(self, value: Self::F) -> f32;
+    /// The sum of all lanes, wrapping.
+    fn fold_int(self, value: Self::I) -> i32;
+    /// The largest lane.
+    fn fold_max_int(self, value: Self::I) -> i32;
+
+    /// The low four bits of each byte.
+    fn low_nibbles(self, bytes: Self::I) -> Self::I;
+    /// The high four bits of each byte.
+    fn high_nibbles(self, bytes: Self::I) -> Self::I;
+
+    /// Begins a sum of [`Simd::dot_nibbles`] that shall end `correction` higher.
+    fn start_nibbles(self, correction: Self::I) -> Self::Partial;
+    /// Adds, in each lane, the products of its four bytes: weights 0..=15, activations -128..=127 (four bytes, the same
+    /// in each lane). At most 8 times between start and finish, which is where AVX2's 16-bit sums still hold.
+    fn dot_nibbles(self, sum: Self::Partial, weights: Self::I, activations: Self::I) -> Self::Partial;
+    /// Ends the sum; `correction` is the one given at the start.
+    fn finish_nibbles(self, sum: Self::Partial, correction: Self::I) -> Self::I;
+
+    /// Begins a sum of [`Simd::dot_biased`]; `correction` is -128 times the sum of all activations.
+    ///
+    /// Instruction sets that multiply the biased weights as they are start there; those that take the bias off each
+    /// weight start at 0.
+    fn start_biased(self, correction: Self::I) -> Self::I;
+    /// Adds the products of four signed weights, stored with 128 added, and four activations in -127..=127.
+    fn dot_biased(self, sum: Self::I, weights: Self::I, activations: Self::I) -> Self::I;
+
+    /// Adds the products of a pair of bfloat16 in each lane: the odd (upper) one first, then the even one, each by a
+    /// fused multiply-add.
+    ///
+    /// [`Avx512Bf16`] takes subnormal inputs for zeros and flushes subnormal sums to zero; the others do not.
+    fn dot_bf16(self, sum: Self::F, weights: Self::I, activations: Self::I) -> Self::F;
+}
+
+/// `e^x`: `2^n` times a polynomial of degree 6, within 2 units in the last place.
+///
+/// 0 below -87 and for negative infinity, infinity above 88, NaN for NaN.
+#[inline(always)]
+pub fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
+    // ln 2 in two parts, the first with few bits, so that `n * LN2_HIGH` is exact.
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // Minimax on |r| <= ln(2) / 2 with the first two coefficients held at 1: relative error 3e-9.
+    const COEFFICIENTS: [f32; 5] = [0.001_381_459_9, 0.008_368_717, 0.041_668_39, 0.166_665_21, 0.499_999_94];
+    let n = simd.round_to_int(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
+    let n_float = simd.int_to_float(n);
+    let r = simd.fma(n_float, simd.splat(-LN2_HIGH), x);
+    let r = simd.fma(n_float, simd.splat(-LN2_LOW), r);
+    let mut p = simd.splat(COEFFICIENTS[0]);
+    for coefficient in &COEFFICIENTS[1..] {
+        p = simd.fma(p, r, simd.splat(*coefficient));
+    }
+    p = simd.fma(p, r, simd.splat(1.0));
+    p = simd.fma(p, r, simd.splat(1.0));
+    let value = simd.mul(p, simd.pow2(n));
+    let value = simd.select_less(x, simd.splat(-87.0), simd.splat(0.0), value);
+    simd.select_less(simd.splat(88.0), x, simd.splat(f32::INFINITY), value)
+}
+
+/// The mask of the first `n` lanes, for [`Simd::select`].
+#[inline(always)]
+pub fn first_lanes(n: usize) -> u16 {
+    if n >= LANES { u16::MAX } else { (1 << n) - 1 }
+}
+
+/// Makes a function that picks a kernel's copy for an instruction set.
+///
+/// `simd_shells! { /// Doc. pub fn select[W: Weights, const M: usize][W, M] = kernel(a: *const u8, n: usize) -> f32; }`
+/// needs `#[inline(always)] unsafe fn kernel<S: Simd, W: Weights, const M: usize>(simd: S, a: *const u8, n: usize)`
+/// and gives `pub fn select<W, const M: usize>(isa: Isa) -> unsafe fn(*const u8, usize) -> f32`, which panics when the
+/// machine lacks the instruction set. The pointer's safety contract is the kernel's.
+macro_rules! simd_shells {
+    ($($(#[$meta:meta])* $vis:vis fn $select:ident [$($declare:tt)*][$($pass:tt)*] =
+        $kernel:ident ($($arg:ident : $type:ty),* $(,)?) $(-> $result:ty)?;)*) => { $(
+        $(#[$meta])*
+        $vis fn $select<$($declare)*>(isa: $crate::isa::Isa) -> unsafe fn($($type),*) $(-> $result)? {
+            unsafe fn scalar<$($declare)*>($($arg: $type),*) $(-> $result)? {
+                // SAFETY: the caller keeps the kernel's contract.
+                unsafe { $kernel::<$crate::simd::Scalar, $($pass)*>($crate::simd::Scalar, $($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2<$($declare)*>($($arg: $type),*) $(-> $result)? {
+                // SAFETY: the caller keeps the kernel's contract; the features are on in this function.
+                unsafe {
+                    $kernel::<$crate::simd::Avx2, $($pass)*>($crate::simd::Avx2::new_unchecked(), $($arg),*)
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+            unsafe fn avx512<$($declare)*>($($arg: $type),*) $(-> $result)? {
+                // SAFETY: as above.
+                unsafe {
+                    $kernel::<$crate::simd::Avx512, $($pass)*>($crate::simd::Avx512::new_unchecked(), $($arg),*)
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+            unsafe fn avx512_bf16<$($declare)*>($($arg: $type),*) $(-> $result)? {
+                // SAFETY: as above.
+                unsafe {
+                    $kernel::<$crate::simd::Avx512Bf16, $($pass)*>(
+                        $crate::simd::Avx512Bf16::new_unchecked(), $($arg),*
+                    )
+                }
+            }
+            assert!(isa.is_supported(), "this machine has no {isa}");
+            match isa {
+                $crate::isa::Isa::Scalar => scalar::<$($pass)*>,
+                #[cfg(target_arch = "x86_64")]
+                $crate::isa::Isa::Avx2 => avx2::<$($pass)*>,
+                #[cfg(target_arch = "x86_64")]
+                $crate::isa::Isa::Avx512 => avx512::<$($pass)*>,
+                #[cfg(target_arch = "x86_64")]
+                $crate::isa::Isa::Avx512Bf16 => avx512_bf16::<$($pass)*>,
+                #[cfg(not(target_arch = "x86_64"))]
+                _ => unreachable!("checked above"),
+            }
+        }
+    )* };
+}
+pub(crate) use simd_shells;

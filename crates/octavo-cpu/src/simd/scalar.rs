@@ -1,0 +1,322 @@
+//! Sixteen lanes as plain arrays: the definition of every operation, and the code of machines without a faster set.
+
+use half::f16;
+use octavo_backend::numerics::fold_lanes;
+
+use super::{LANES, Simd};
+
+/// The token of plain Rust.
+#[derive(Debug, Clone, Copy)]
+pub struct Scalar;
+
+type Floats = [f32; LANES];
+type Ints = [i32; LANES];
+
+#[inline(always)]
+fn zip_floats(a: Floats, b: Floats, operation: impl Fn(f32, f32) -> f32) -> Floats {
+    let mut out = a;
+    for (out, b) in out.iter_mut().zip(b) {
+        *out = operation(*out, b);
+    }
+    out
+}
+
+#[inline(always)]
+fn map_ints(a: Ints, operation: impl Fn(i32) -> i32) -> Ints {
+    let mut out = a;
+    for out in &mut out {
+        *out = operation(*out);
+    }
+    out
+}
+
+#[inline(always)]
+fn round_bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return f32::from_bits((bits | 0x0040_0000) & 0xffff_0000);
+    }
+    // Adding just under half, or half when the kept part is odd, carries into it exactly when rounding up is due.
+    f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+impl Simd for Scalar {
+    type F = Floats;
+    type I = Ints;
+    type Partial = Ints;
+    const ROWS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Floats {
+        // SAFETY: the caller's.
+        unsafe { from.cast::<Floats>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_first(self, from: *const f32, n: usize) -> Floats {
+        let mut out = [0.0; LANES];
+        // SAFETY: the caller's; `n` is at most 16.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), n.min(LANES)) };
+        out
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, value: Floats) {
+        // SAFETY: the caller's.
+        unsafe { to.cast::<Floats>().write_unaligned(value) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, n: usize, value: Floats) {
+        // SAFETY: the caller's; `n` is at most 16.
+        unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to, n.min(LANES)) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> Ints {
+        // SAFETY: the caller's.
+        let bytes = unsafe { from.cast::<[[u8; 4]; LANES]>().read_unaligned() };
+        let mut out = [0; LANES];
+        for (out, bytes) in out.iter_mut().zip(bytes) {
+            *out = i32::from_le_bytes(bytes);
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn store_int(self, to: *mut i32, value: Ints) {
+        // SAFETY: the caller's.
+        unsafe { to.cast::<Ints>().write_unaligned(value) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, to: *mut i8, value: Ints) {
+        for (lane, value) in value.into_iter().enumerate() {
+            // SAFETY: the caller's: 16 bytes are writable.
+            unsafe { to.add(lane).write(value as i8) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> Floats {
+        let mut out = [0.0; LANES];
+        for (lane, out) in out.iter_mut().enumerate() {
+            // SAFETY: the caller's: 16 values are readable.
+            *out = f16::from_bits(u16::from_le(unsafe { from.add(lane).read_unaligned() })).to_f32();
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> Floats {
+        let mut out = [0.0; LANES];
+        for (lane, out) in out.iter_mut().enumerate() {
+            // SAFETY: the caller's: 16 values are readable.
+            *out = f32::from_bits(u32::from(u16::from_le(unsafe { from.add(lane).read_unaligned() })) << 16);
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16, value: Floats) {
+        for (lane, value) in value.into_iter().enumerate() {
+            let bits = (round_bf16(value).to_bits() >> 16) as u16;
+            // SAFETY: the caller's: 16 values are writable.
+            unsafe { to.add(lane).write_unaligned(bits.to_le()) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn broadcast_bytes(self, from: *const u8) -> Ints {
+        // SAFETY: the caller's.
+        [i32::from_le_bytes(unsafe { from.cast::<[u8; 4]>().read_unaligned() }); LANES]
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Floats {
+        [value; LANES]
+    }
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> Ints {
+        [value; LANES]
+    }
+    #[inline(always)]
+    fn add(self, a: Floats, b: Floats) -> Floats {
+        zip_floats(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Floats, b: Floats) -> Floats {
+        zip_floats(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Floats, b: Floats) -> Floats {
+        zip_floats(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: Floats, b: Floats) -> Floats {
+        zip_floats(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(self, a: Floats, b: Floats, c: Floats) -> Floats {
+        let mut out = c;
+        for (lane, out) in out.iter_mut().enumerate() {
+            *out = a[lane].mul_add(b[lane], *out);
+        }
+        out
+    }
+    #[inline(always)]
+    fn max(self, a: Floats, b: Floats) -> Floats {
+        zip_floats(a, b, larger)
+    }
+    #[inline(always)]
+    fn select_less(self, a: Floats, b: Floats, yes: Floats, no: Floats) -> Floats {
+        let mut out = no;
+        for (lane, out) in out.iter_mut().enumerate() {
+            if a[lane] < b[lane] {
+                *out = yes[lane];
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn select(self, mask: u16, yes: Floats, no: Floats) -> Floats {
+        let mut out = no;
+        for (lane, out) in out.iter_mut().enumerate() {
+            if mask >> lane & 1 == 1 {
+                *out = yes[lane];
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn int_to_float(self, value: Ints) -> Floats {
+        let mut out = [0.0; LANES];
+        for (out, value) in out.iter_mut().zip(value) {
+            *out = value as f32;
+        }
+        out
+    }
+    #[inline(always)]
+    fn round_to_int(self, value: Floats) -> Ints {
+        let mut out = [i32::MIN; LANES];
+        for (out, value) in out.iter_mut().zip(value) {
+            let rounded = value.round_ties_even();
+            // 2^31 itself does not fit; a NaN compares false.
+            if rounded < 2_147_483_648.0 {
+                *out = rounded as i32;
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn magnitude_bits(self, value: Floats) -> Ints {
+        let mut out = [0; LANES];
+        for (out, value) in out.iter_mut().zip(value) {
+            *out = (value.to_bits() & 0x7fff_ffff) as i32;
+        }
+        out
+    }
+    #[inline(always)]
+    fn pow2(self, n: Ints) -> Floats {
+        let mut out = [0.0; LANES];
+        for (out, n) in out.iter_mut().zip(n) {
+            *out = f32::from_bits((n.wrapping_add(127) as u32) << 23);
+        }
+        out
+    }
+    #[inline(always)]
+    fn round_bf16(self, value: Floats) -> Floats {
+        let mut out = value;
+        for out in &mut out {
+            *out = round_bf16(*out);
+        }
+        out
+    }
+    #[inline(always)]
+    fn add_int(self, a: Ints, b: Ints) -> Ints {
+        let mut out = a;
+        for (out, b) in out.iter_mut().zip(b) {
+            *out = out.wrapping_add(b);
+        }
+        out
+    }
+    #[inline(always)]
+    fn max_int(self, a: Ints, b: Ints) -> Ints {
+        let mut out = a;
+        for (out, b) in out.iter_mut().zip(b) {
+            *out = b.max(*out);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn fold(self, value: Floats) -> f32 {
+        fold_lanes(value)
+    }
+    #[inline(always)]
+    fn fold_max(self, mut value: Floats) -> f32 {
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                value[i] = larger(value[i], value[i + half]);
+            }
+        }
+        value[0]
+    }
+    #[inline(always)]
+    fn fold_int(self, value: Ints) -> i32 {
+        value.into_iter().fold(0, i32::wrapping_add)
+    }
+    #[inline(always)]
+    fn fold_max_int(self, value: Ints) -> i32 {
+        value.into_iter().fold(i32::MIN, i32::max)
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, bytes: Ints) -> Ints {
+        map_ints(bytes, |v| v & 0x0f0f_0f0f)
+    }
+    #[inline(always)]
+    fn high_nibbles(self, bytes: Ints) -> Ints {
+        map_ints(bytes, |v| v >> 4 & 0x0f0f_0f0f)
+    }
+
+    #[inline(always)]
+    fn start_nibbles(self, correction: Ints) -> Ints {
+        correction
+    }
+    #[inline(always)]
+    fn dot_nibbles(self, sum: Ints, weights: Ints, activations: Ints) -> Ints {
+        let mut out = sum;
+        for (lane, out) in out.iter_mut().enumerate() {
+            for (weight, x) in weights[lane].to_le_bytes().into_iter().zip(activations[lane].to_le_bytes()) {
+                *out += i32::from(weight) * i32::from(x as i8);
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn finish_nibbles(self, sum: Ints, _correction: Ints) -> Ints {
+        sum
+    }
+
+    #[inline(always)]
+    fn start_biased(self, _correction: Ints) -> Ints {
+        [0; LANES]
+    }
+    #[inline(always)]
+    fn dot_biased(self, sum: Ints, weights: Ints, activations: Ints) -> Ints {
+        let mut out = sum;
+        for (lane, out) in out.iter_mut().enumerate() {
+            for (weight, x) in weights[lane].to_le_bytes().into_iter().zip(activations[lane].to_le_bytes()) {
+                *out += (i32::from(weight) - 128) * i32::from(x as i8);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, sum: Floats, weights: Ints, activations: Ints) -> Floats {
+        let mut out = sum;
+        for (lane, out) in out.iter_mut().enumerate() {
+            let (weight, x) = (weights[lane] as u32, activations[lane] as u32);
+            *out = f32::from_bits(weight & 0xffff_0000).mul_add(f32::from_bits(x & 0xffff_0000), *out);
+            *out = f32::from_bits(weight << 16).mul_add(f32::from_bits(x << 16), *out);
+        }
+        out
+    }
+}

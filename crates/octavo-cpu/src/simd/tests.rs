@@ -1,0 +1,240 @@
+//! Every operation gives the bits of plain Rust on every instruction set of this machine.
+
+use half::{bf16, f16};
+use octavo_backend::numerics::fold_lanes;
+
+use super::*;
+use crate::isa::Isa;
+
+/// What the test kernel reads and writes.
+struct Operands {
+    a: [f32; 16],
+    b: [f32; 16],
+    c: [f32; 16],
+    bytes: [u8; 64],
+    halves: [u16; 16],
+    activations: [[i8; 4]; 8],
+}
+
+/// Float results, then integer results.
+#[derive(Default)]
+struct Results {
+    floats: Vec<f32>,
+    ints: Vec<i32>,
+}
+
+#[inline(always)]
+unsafe fn push<S: Simd>(simd: S, out: &mut Results, value: S::F) {
+    let mut lanes = [0.0; 16];
+    // SAFETY: 16 floats.
+    unsafe { simd.store(lanes.as_mut_ptr(), value) };
+    out.floats.extend_from_slice(&lanes);
+}
+
+#[inline(always)]
+unsafe fn push_int<S: Simd>(simd: S, out: &mut Results, value: S::I) {
+    let mut lanes = [0; 16];
+    // SAFETY: 16 integers.
+    unsafe { simd.store_int(lanes.as_mut_ptr(), value) };
+    out.ints.extend_from_slice(&lanes);
+}
+
+#[inline(always)]
+unsafe fn float_operations<S: Simd>(simd: S, operands: &Operands, out: &mut Results) {
+    // SAFETY: all arrays hold at least what is read or written.
+    unsafe {
+        let (a, b, c) =
+            (simd.load(operands.a.as_ptr()), simd.load(operands.b.as_ptr()), simd.load(operands.c.as_ptr()));
+        push(simd, out, simd.add(a, b));
+        push(simd, out, simd.sub(a, b));
+        push(simd, out, simd.mul(a, b));
+        push(simd, out, simd.div(a, b));
+        push(simd, out, simd.fma(a, b, c));
+        push(simd, out, simd.max(a, b));
+        push(simd, out, simd.select_less(a, b, b, c));
+        push(simd, out, simd.select(0b1010_0110_1100_0101, a, b));
+        push(simd, out, simd.round_bf16(a));
+        push(simd, out, exp(simd, a));
+        push(simd, out, exp(simd, c));
+        out.floats.extend([simd.fold(c), simd.fold_max(a), simd.fold_max(c)]);
+        push_int(simd, out, simd.round_to_int(a));
+        push_int(simd, out, simd.magnitude_bits(a));
+        push(simd, out, simd.load_f16(operands.halves.as_ptr()));
+        push(simd, out, simd.load_bf16(operands.halves.as_ptr()));
+        let mut words = [0u16; 16];
+        simd.store_bf16(words.as_mut_ptr(), a);
+        out.ints.extend(words.map(i32::from));
+        for n in [0, 1, 7, 8, 9, 15, 16] {
+            push(simd, out, simd.load_first(operands.c.as_ptr(), n));
+            let mut lanes = [7.0; 16];
+            simd.store_first(lanes.as_mut_ptr(), n, c);
+            out.floats.extend(lanes);
+            push(simd, out, simd.select(first_lanes(n), a, c));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn int_operations<S: Simd>(simd: S, operands: &Operands, out: &mut Results) {
+    // SAFETY: all arrays hold at least what is read or written.
+    unsafe {
+        let bytes = simd.load_bytes(operands.bytes.as_ptr());
+        let (low, high) = (simd.low_nibbles(bytes), simd.high_nibbles(bytes));
+        push_int(simd, out, low);
+        push_int(simd, out, high);
+        push_int(simd, out, simd.add_int(bytes, low));
+        push_int(simd, out, simd.max_int(bytes, simd.splat_int(-5)));
+        push(simd, out, simd.int_to_float(bytes));
+        out.ints.extend([simd.fold_int(bytes), simd.fold_max_int(bytes)]);
+        let sum: i32 = operands.activations.iter().flatten().map(|&v| i32::from(v)).sum();
+        let correction = simd.splat_int(-8 * sum);
+        let mut nibbles = simd.start_nibbles(correction);
+        let biased_correction = simd.splat_int(-128 * sum);
+        let mut biased = simd.start_biased(biased_correction);
+        let mut floats = simd.splat(0.5);
+        for x in &operands.activations {
+            let x = simd.broadcast_bytes(x.as_ptr().cast());
+            nibbles = simd.dot_nibbles(nibbles, low, x);
+            biased = simd.dot_biased(biased, bytes, x);
+        }
+        let pairs = [bf16::from_f32(1.25), bf16::from_f32(-3.1)];
+        let pair = simd.broadcast_bytes(pairs.as_ptr().cast());
+        for _ in 0..3 {
+            floats = simd.dot_bf16(floats, bytes, pair);
+        }
+        push_int(simd, out, simd.finish_nibbles(nibbles, correction));
+        push_int(simd, out, biased);
+        push(simd, out, floats);
+        let mut codes = [0i8; 16];
+        simd.store_i8(codes.as_mut_ptr(), low_bytes(simd, low));
+        out.ints.extend(codes.map(i32::from));
+    }
+}
+
+/// Integers in -127..=127 made of nibbles.
+#[inline(always)]
+fn low_bytes<S: Simd>(simd: S, nibbles: S::I) -> S::I {
+    simd.round_to_int(simd.mul(simd.int_to_float(nibbles), simd.splat(127.0 / 252_645_135.0)))
+}
+
+#[inline(always)]
+unsafe fn every_operation<S: Simd>(simd: S, operands: *const Operands, out: *mut Results) {
+    // SAFETY: the caller passes references.
+    unsafe {
+        float_operations(simd, &*operands, &mut *out);
+        int_operations(simd, &*operands, &mut *out);
+    }
+}
+
+simd_shells! {
+    fn select_every_operation[][] = every_operation(operands: *const Operands, out: *mut Results);
+}
+
+fn run(isa: Isa, operands: &Operands) -> (Vec<u32>, Vec<i32>) {
+    let mut out = Results::default();
+    // SAFETY: both are references to live values.
+    unsafe { select_every_operation(isa)(operands, &mut out) };
+    let bits = |v: &f32| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() };
+    (out.floats.iter().map(bits).collect(), out.ints)
+}
+
+/// A fixed sequence of well-mixed bits (xorshift).
+pub(crate) fn random_bits(seed: u64) -> impl FnMut() -> u32 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u32
+    }
+}
+
+fn operands(seed: u64) -> Operands {
+    let mut bits = random_bits(seed);
+    let mut float = |scale: f32| (bits() as i32 as f32) / 2f32.powi(31) * scale;
+    let c = [0.0; 16].map(|_: f32| float(20.0));
+    let mut a = [0.0; 16].map(|_: f32| float(100.0));
+    let b = [0.0; 16].map(|_: f32| float(3.0));
+    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 2.5, -3.5, 3e9, -3e9, 1e-40, -87.5, 88.5];
+    if seed.is_multiple_of(2) {
+        a[..special.len()].copy_from_slice(&special);
+    }
+    let mut bytes = [0u8; 64].map(|_: u8| bits() as u8);
+    // As pairs of bfloat16 the bytes must be neither infinite nor subnormal.
+    for upper in bytes.iter_mut().skip(1).step_by(2) {
+        *upper = *upper & 0xbf | 0x20;
+    }
+    let halves = [0u16; 16].map(|_: u16| bits() as u16);
+    let mut activations = [[0i8; 4]; 8];
+    for x in activations.iter_mut().flatten() {
+        *x = (bits() % 255) as i8;
+        *x = (*x).max(-127);
+    }
+    Operands { a, b, c, bytes, halves, activations }
+}
+
+#[test]
+fn every_instruction_set_gives_the_bits_of_plain_rust() {
+    for seed in 0..200 {
+        let operands = operands(seed);
+        let expected = run(Isa::Scalar, &operands);
+        for isa in Isa::supported() {
+            assert_eq!(run(isa, &operands), expected, "{isa}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn extreme_codes_do_not_saturate() {
+    for (byte, x) in [(0, 127), (0, -127), (255, 127), (255, -127), (127, 127), (1, -127)] {
+        let mut operands = operands(1);
+        operands.bytes = [byte; 64];
+        operands.activations = [[x; 4]; 8];
+        for isa in Isa::supported() {
+            let (_, ints) = run(isa, &operands);
+            // From the end: 16 codes, 16 biased sums, 16 nibble sums.
+            let (nibbles, biased) = (ints[ints.len() - 48], ints[ints.len() - 32]);
+            let code = i32::from(byte) - 128;
+            assert_eq!(biased, 32 * code * i32::from(x), "{isa}");
+            assert_eq!(nibbles, 32 * (i32::from(byte & 15) - 8) * i32::from(x), "{isa}");
+        }
+    }
+}
+
+#[test]
+fn the_scalar_operations_agree_with_the_formats_own_crate() {
+    let mut bits = random_bits(7);
+    for _ in 0..1000 {
+        let values = [0.0; 16].map(|_: f32| f32::from_bits(bits()));
+        let words = [0u16; 16].map(|_: u16| bits() as u16);
+        let mut rounded = [0u16; 16];
+        // SAFETY: 16 values each.
+        let (half_floats, wide) = unsafe {
+            Scalar.store_bf16(rounded.as_mut_ptr(), values);
+            (Scalar.load_f16(words.as_ptr()), Scalar.load_bf16(words.as_ptr()))
+        };
+        assert_eq!(rounded, values.map(|v| bf16::from_f32(v).to_bits()));
+        for i in 0..16 {
+            let (a, b) = (f16::from_bits(words[i]).to_f32(), bf16::from_bits(words[i]).to_f32());
+            assert!(half_floats[i] == a || (half_floats[i].is_nan() && a.is_nan()));
+            assert!(wide[i] == b || (wide[i].is_nan() && b.is_nan()));
+        }
+        assert!(Scalar.fold(values).to_bits() == fold_lanes(values).to_bits() || fold_lanes(values).is_nan());
+    }
+}
+
+#[test]
+fn exp_is_within_two_units_of_the_last_place() {
+    let mut worst = 0.0f64;
+    for i in 0..870_000 {
+        let x = -(i as f32) * 1e-4;
+        let value = f64::from(exp(Scalar, [x; 16])[0]);
+        worst = worst.max((value / f64::from(x).exp() - 1.0).abs());
+    }
+    assert!(worst < 2.0 * f64::from(f32::EPSILON), "{worst:e}");
+    assert_eq!(exp(Scalar, [f32::NEG_INFINITY; 16])[0], 0.0);
+    assert_eq!(exp(Scalar, [-1e30; 16])[0], 0.0);
+    assert_eq!(exp(Scalar, [0.0; 16])[0], 1.0);
+    assert_eq!(exp(Scalar, [100.0; 16])[0], f32::INFINITY);
+    assert!(exp(Scalar, [f32::NAN; 16])[0].is_nan());
+}
