@@ -1,1 +1,23 @@
-//! (under construction)
+//! Runs the step: plan, lower, run, accept, commit. Owns the thread on which this happens.
+//!
+//! The control plane ([`octavo_sched`]: requests, tokens, block ids) and the data plane ([`octavo_backend`]: tensors)
+//! meet only here. [`Engine`] is synchronous and can be stepped by hand; [`EngineHandle`] puts it on a thread and hands
+//! results to [`Inbox`]es. Neither knows text.
+#![forbid(unsafe_code)]
+
+mod accept;
+mod config;
+mod engine;
+mod error;
+mod handle;
+mod inbox;
+mod lower;
+mod worker;
+
+pub use config::EngineConfig;
+pub use engine::{Engine, Stats};
+pub use error::{EngineDead, EngineError, SubmitError};
+pub use handle::{Accepted, EngineHandle, Submission};
+pub use inbox::{Event, Finish, Inbox, Output, Timing};
+pub use octavo_backend::TokenLogprobs;
+pub use octavo_sched::{FinishReason, Micros, RequestId, SamplingParams, TokenId};

@@ -110,7 +110,7 @@ pub(super) fn draws_equal_the_reference<B: Backend>(make: &impl Fn() -> B) {
         top_k: [0, 1, 5, 400][row % 4],
         top_p: [1.0, 0.9, 0.3][row % 3],
         min_p: [0.0, 0.02][row % 2],
-        logprobs: (row % 5 == 0).then_some(3),
+        logprobs: row.is_multiple_of(5).then_some(3),
         ..GREEDY
     };
     let mut reference = Driver::without_poison(Reference::mirror(make().numerics()), &model);

@@ -1,0 +1,190 @@
+//! One step of the engine.
+
+use std::{collections::HashMap, time::Instant};
+
+use octavo_backend::{Backend, BackendError, DecoderSpec, StepResult, TokenLogprobs, WeightSource};
+use octavo_sched::{
+    AdmissionLimits, FinishReason, Micros, Rejected, Request, RequestId, Scheduler, SchedulerStats, SeqId, StepOutput,
+    StepPlan,
+};
+
+use crate::{EngineConfig, EngineError, Finish, Output, Timing, accept::accept, lower::lower};
+
+/// A model, a scheduler and a clock: everything needed to serve, on the caller's thread.
+pub struct Engine<B: Backend> {
+    scheduler: Scheduler,
+    backend: B,
+    plan: B::Plan,
+    num_groups: usize,
+    vocab_size: usize,
+    seed: u64,
+    clock: Instant,
+    stories: HashMap<RequestId, Timing>,
+    stats: Stats,
+}
+
+/// Counts since the engine started, and a snapshot of the scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// The scheduler's own counts.
+    pub scheduler: SchedulerStats,
+    /// Prompt tokens of all requests taken in.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub generation_tokens: u64,
+    /// Time spent in steps.
+    pub busy: Micros,
+    /// Most blocks that were in use after any step.
+    pub most_blocks_used: usize,
+    /// Token slots allocated, summed over steps; with [`Stats::slot_steps_used`] the mean waste.
+    pub slot_steps_allocated: u64,
+    /// Token slots holding a computed token, summed over steps.
+    pub slot_steps_used: u64,
+}
+
+impl<B: Backend> Engine<B> {
+    /// Loads a model into `backend`; all memory is taken here.
+    ///
+    /// # Errors
+    /// A configuration that cannot serve anything, or whatever the backend cannot load.
+    pub fn load(
+        backend: B,
+        spec: &DecoderSpec,
+        weights: &mut dyn WeightSource,
+        config: EngineConfig,
+    ) -> Result<Engine<B>, BackendError> {
+        let scheduler = config.scheduler(spec);
+        scheduler.validate().map_err(|invalid| BackendError::Unsupported {
+            what: invalid.field,
+            found: invalid.found,
+            expected: invalid.expected.to_owned(),
+        })?;
+        let plan = backend.load(spec, weights, &config.step_limits())?;
+        Ok(Engine {
+            scheduler: Scheduler::new(scheduler),
+            backend,
+            plan,
+            num_groups: config.num_blocks.len(),
+            vocab_size: spec.vocab_size,
+            seed: config.seed,
+            clock: Instant::now(),
+            stories: HashMap::new(),
+            stats: Stats::default(),
+        })
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// What the scheduler can never run. The caller has checked token ids against the vocabulary.
+    pub fn add(&mut self, request: Request) -> Result<(), Rejected> {
+        let (id, arrival, prompt_tokens) = (request.id, request.arrival, request.prompt.len());
+        self.scheduler.add(request)?;
+        self.stats.prompt_tokens += prompt_tokens as u64;
+        self.stories.insert(id, Timing { arrival, ..Timing::default() });
+        Ok(())
+    }
+
+    /// Ends a request and takes its blocks home; `None` if it has ended already.
+    pub fn abort(&mut self, id: RequestId) -> Option<Output> {
+        let existed = self.scheduler.abort(id);
+        let timing = self.stories.remove(&id)?;
+        let finish = Finish { reason: FinishReason::Abort, stop_token: None, timing };
+        existed.then_some(Output { request: id, tokens: Vec::new(), logprobs: Vec::new(), finish: Some(finish) })
+    }
+
+    /// Plans a step, runs it, and gives each of its sequences what it gained.
+    ///
+    /// # Errors
+    /// A failed backend. The engine must not be stepped again.
+    pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
+        let started = self.now();
+        let plan = self.scheduler.schedule(started);
+        if plan.spans.is_empty() {
+            return self.nothing_planned();
+        }
+        self.note_scheduled(&plan, started);
+        let inputs = lower(&self.scheduler, &plan, self.num_groups);
+        let result = self.backend.run(&mut self.plan, &inputs)?;
+        let outputs = self.scheduler.commit(&plan, &accept(&result.sampled));
+        let ended = self.now();
+        self.count(ended - started, &outputs);
+        Ok(self.report(outputs, &plan, result, ended))
+    }
+
+    /// Whether a step would do anything.
+    pub fn has_work(&self) -> bool {
+        self.scheduler.has_work()
+    }
+
+    /// Microseconds since the engine was loaded.
+    pub fn now(&self) -> Micros {
+        self.clock.elapsed().as_micros() as Micros
+    }
+
+    /// Counts so far.
+    pub fn stats(&self) -> Stats {
+        Stats { scheduler: self.scheduler.stats(), ..self.stats }
+    }
+
+    pub(crate) fn clock(&self) -> Instant {
+        self.clock
+    }
+
+    pub(crate) fn limits(&self) -> AdmissionLimits {
+        self.scheduler.limits()
+    }
+
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    fn nothing_planned(&self) -> Result<Vec<Output>, EngineError> {
+        let SchedulerStats { running, waiting, .. } = self.scheduler.stats();
+        if running + waiting == 0 { Ok(Vec::new()) } else { Err(EngineError::Stalled { running, waiting }) }
+    }
+
+    fn note_scheduled(&mut self, plan: &StepPlan, now: Micros) {
+        for span in plan.spans.iter().filter(|span| span.start == 0) {
+            let request = self.scheduler.sequence(span.seq).map(|sequence| sequence.request());
+            if let Some(story) = request.and_then(|request| self.stories.get_mut(&request)) {
+                story.scheduled.get_or_insert(now);
+            }
+        }
+    }
+
+    fn count(&mut self, duration: Micros, outputs: &[StepOutput]) {
+        let scheduler = self.scheduler.stats();
+        let stats = &mut self.stats;
+        stats.busy += duration;
+        stats.generation_tokens += outputs.iter().map(|output| output.tokens.len() as u64).sum::<u64>();
+        stats.most_blocks_used = stats.most_blocks_used.max(scheduler.blocks_total - scheduler.blocks_free);
+        stats.slot_steps_allocated += scheduler.slots_allocated as u64;
+        stats.slot_steps_used += scheduler.slots_used as u64;
+    }
+
+    /// Joins what the scheduler appended with the rows' log-probabilities and the requests' stories.
+    fn report(&mut self, outputs: Vec<StepOutput>, plan: &StepPlan, result: StepResult, now: Micros) -> Vec<Output> {
+        let sampled = plan.spans.iter().filter(|span| span.samples).map(|span| span.seq).zip(result.sampled);
+        let mut logprobs: HashMap<SeqId, TokenLogprobs> =
+            sampled.filter_map(|(seq, row)| Some((seq, row.ok()?.logprobs?))).collect();
+        let mut report = |output: StepOutput| {
+            let story = self.stories.entry(output.request).or_default();
+            if !output.tokens.is_empty() {
+                story.first_token.get_or_insert(now);
+                story.last_token = Some(now);
+            }
+            let finish = output.finish.map(|reason| {
+                let timing = self.stories.remove(&output.request).unwrap_or_default();
+                Finish { reason, stop_token: output.stop_token, timing }
+            });
+            let logprobs = logprobs.remove(&output.seq).into_iter().collect();
+            Output { request: output.request, tokens: output.tokens, logprobs, finish }
+        };
+        outputs.into_iter().map(&mut report).collect()
+    }
+}

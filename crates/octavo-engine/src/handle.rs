@@ -1,0 +1,165 @@
+//! The door to an engine that runs on its own thread. Whatever a caller can get wrong is refused here.
+
+use std::sync::{
+    Arc, Mutex, OnceLock, PoisonError,
+    atomic::{AtomicU64, Ordering},
+    mpsc::{Sender, channel},
+};
+use std::{thread::JoinHandle, time::Instant};
+
+use octavo_backend::Backend;
+use octavo_sched::{AdmissionLimits, Micros, Request, RequestId, SamplingParams, TokenId};
+
+use crate::{
+    Engine, EngineDead, Inbox, Stats, SubmitError,
+    worker::{self, Command, Obituary},
+};
+
+/// A prompt to continue.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Submission {
+    /// Token ids.
+    pub prompt: Vec<TokenId>,
+    /// Replaces `params.seed`; `None` derives one from the engine's seed and the number of submissions so far.
+    pub seed: Option<u64>,
+    /// How to continue.
+    pub params: SamplingParams,
+}
+
+/// A submission that was queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accepted {
+    /// Names it in outputs and in [`EngineHandle::abort`].
+    pub id: RequestId,
+    /// The seed it runs with.
+    pub seed: u64,
+}
+
+/// A running engine. Any thread may use it; dropping it ends the engine.
+pub struct EngineHandle {
+    commands: Sender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    obituary: Obituary,
+    limits: AdmissionLimits,
+    vocab_size: usize,
+    seed: u64,
+    submitted: AtomicU64,
+    clock: Instant,
+}
+
+impl EngineHandle {
+    /// Puts `engine` on a thread of its own.
+    ///
+    /// # Errors
+    /// If the operating system gives no thread.
+    pub fn start<B: Backend>(engine: Engine<B>) -> std::io::Result<EngineHandle> {
+        let (commands, receiver) = channel();
+        let obituary: Obituary = Arc::new(OnceLock::new());
+        let (limits, vocab_size, seed, clock) = (engine.limits(), engine.vocab_size(), engine.seed(), engine.clock());
+        let shared = Arc::clone(&obituary);
+        let thread = std::thread::Builder::new()
+            .name("octavo-engine".into())
+            .spawn(move || worker::run(engine, receiver, &shared))?;
+        let thread = Mutex::new(Some(thread));
+        Ok(EngineHandle { commands, thread, obituary, limits, vocab_size, seed, submitted: AtomicU64::new(0), clock })
+    }
+
+    /// Queues all submissions or none; their outputs arrive in `inbox`.
+    ///
+    /// # Errors
+    /// The first submission that can never run, or a dead engine.
+    pub fn submit(&self, submissions: Vec<Submission>, inbox: &Inbox) -> Result<Vec<Accepted>, SubmitError> {
+        for (index, submission) in submissions.iter().enumerate() {
+            self.check(index, submission)?;
+        }
+        self.alive()?;
+        let arrival = self.now();
+        let first = self.submitted.fetch_add(submissions.len() as u64, Ordering::Relaxed);
+        let requests: Vec<Request> = submissions
+            .into_iter()
+            .zip(first..)
+            .map(|(Submission { prompt, seed, mut params }, number)| {
+                params.seed = seed.unwrap_or_else(|| derived_seed(self.seed, number));
+                Request { id: RequestId(number), prompt, params, arrival }
+            })
+            .collect();
+        let accepted = requests.iter().map(|request| Accepted { id: request.id, seed: request.params.seed }).collect();
+        self.send(Command::Add(requests, inbox.address()))?;
+        // The thread writes its obituary before it empties the channel for the last time.
+        self.alive()?;
+        Ok(accepted)
+    }
+
+    /// Ends requests; each still answers with a last output. Ids that have ended are passed over.
+    pub fn abort(&self, ids: &[RequestId]) {
+        // A dead engine has nothing left to abort.
+        let _ = self.send(Command::Abort(ids.to_vec()));
+    }
+
+    /// Counts as of the end of the current step, after everything asked before.
+    ///
+    /// # Errors
+    /// A dead engine.
+    pub fn stats(&self) -> Result<Stats, EngineDead> {
+        let (reply, answer) = channel();
+        self.send(Command::Stats(reply))?;
+        answer.recv().map_err(|_| self.dead())
+    }
+
+    /// Ends the engine after its current step and waits for it. Requests that still run end with an event.
+    pub fn close(&self) {
+        let _ = self.send(Command::Shutdown);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // The thread catches its own panics.
+            let _ = thread.join();
+        }
+    }
+
+    /// Microseconds on the clock of every [`crate::Timing`].
+    pub fn now(&self) -> Micros {
+        self.clock.elapsed().as_micros() as Micros
+    }
+
+    fn check(&self, index: usize, submission: &Submission) -> Result<(), SubmitError> {
+        let Submission { prompt, params, .. } = submission;
+        self.limits.check(prompt.len(), params).map_err(|reason| SubmitError::Rejected { index, reason })?;
+        let vocab_size = self.vocab_size;
+        if let Some(position) = prompt.iter().position(|&token| token as usize >= vocab_size) {
+            return Err(SubmitError::TokenOutOfRange { index, position, token: prompt[position], vocab_size });
+        }
+        match params.logprobs {
+            Some(found) if found as usize > vocab_size => {
+                Err(SubmitError::TooManyLogprobs { index, found, vocab_size })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn alive(&self) -> Result<(), EngineDead> {
+        if self.obituary.get().is_some() { Err(self.dead()) } else { Ok(()) }
+    }
+
+    fn dead(&self) -> EngineDead {
+        let reason = self.obituary.get().cloned();
+        EngineDead { reason: reason.unwrap_or_else(|| "its thread is gone".into()) }
+    }
+
+    fn send(&self, command: Command) -> Result<(), EngineDead> {
+        self.commands.send(command).map_err(|_| self.dead())
+    }
+}
+
+impl Drop for EngineHandle {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A seed for submission `number`: SplitMix64 (Steele, Lea, Flood, OOPSLA'14) over both.
+fn derived_seed(engine_seed: u64, number: u64) -> u64 {
+    let mut z = engine_seed.wrapping_add(number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,100 @@
+//! Where results arrive: each caller opens an inbox and finds there what its requests gained.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+    mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+};
+use std::time::Duration;
+
+use octavo_backend::TokenLogprobs;
+use octavo_sched::{FinishReason, Micros, RequestId, TokenId};
+
+/// One message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// What one step gave to this inbox's requests.
+    Outputs(Vec<Output>),
+    /// The engine has ended and nothing more will come.
+    Died(String),
+}
+
+/// What one step gave to one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    /// The request.
+    pub request: RequestId,
+    /// New tokens, the stopping one included.
+    pub tokens: Vec<TokenId>,
+    /// One entry a token if the request asked for log-probabilities, otherwise empty.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Present in the last output of a request.
+    pub finish: Option<Finish>,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finish {
+    /// Why.
+    pub reason: FinishReason,
+    /// The token that stopped it.
+    pub stop_token: Option<TokenId>,
+    /// Its story in time.
+    pub timing: Timing,
+}
+
+/// When things happened to a request, in microseconds on the clock of [`crate::EngineHandle::now`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Timing {
+    /// It was submitted.
+    pub arrival: Micros,
+    /// Its first step was planned; `None` if it ended before.
+    pub scheduled: Option<Micros>,
+    /// Its first token was there.
+    pub first_token: Option<Micros>,
+    /// Its last token was there.
+    pub last_token: Option<Micros>,
+}
+
+/// The receiving end of a caller's requests. Dropping it aborts what still runs for it.
+#[derive(Debug)]
+pub struct Inbox {
+    address: Address,
+    receiver: Mutex<Receiver<Event>>,
+}
+
+/// Where to send an inbox's events.
+#[derive(Debug, Clone)]
+pub(crate) struct Address {
+    pub(crate) id: u64,
+    pub(crate) sender: Sender<Event>,
+}
+
+impl Inbox {
+    /// An empty inbox, for any number of requests.
+    pub fn new() -> Inbox {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (sender, receiver) = channel();
+        let address = Address { id: NEXT.fetch_add(1, Ordering::Relaxed), sender };
+        Inbox { address, receiver: Mutex::new(receiver) }
+    }
+
+    /// Waits for the next event up to `timeout`, then takes whatever else is there; empty when time ran out.
+    pub fn recv(&self, timeout: Duration) -> Vec<Event> {
+        let receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+        match receiver.recv_timeout(timeout) {
+            Ok(first) => std::iter::once(first).chain(receiver.try_iter()).collect(),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
+        }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.address.clone()
+    }
+}
+
+impl Default for Inbox {
+    fn default() -> Inbox {
+        Inbox::new()
+    }
+}

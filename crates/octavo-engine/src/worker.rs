@@ -1,0 +1,133 @@
+//! The engine's thread: drains commands, steps while work remains, sleeps when there is none.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{
+    Arc, OnceLock,
+    mpsc::{Receiver, Sender},
+};
+
+use octavo_backend::Backend;
+use octavo_sched::{Request, RequestId};
+
+use crate::{Engine, EngineError, Event, Output, Stats, inbox::Address};
+
+/// What a handle asks of the thread.
+pub(crate) enum Command {
+    Add(Vec<Request>, Address),
+    Abort(Vec<RequestId>),
+    Stats(Sender<Stats>),
+    Shutdown,
+}
+
+/// Why the thread has ended, once it has.
+pub(crate) type Obituary = Arc<OnceLock<String>>;
+
+/// Runs `engine` until it is shut down, its handles are gone, or it fails; then tells every inbox.
+pub(crate) fn run<B: Backend>(engine: Engine<B>, commands: Receiver<Command>, obituary: &Obituary) {
+    let mut worker = Worker { engine, addresses: HashMap::new() };
+    // A panic in a kernel must reach the callers as an error; the engine is not used afterwards.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.serve(&commands)));
+    let reason = match ended {
+        Ok(Ok(())) => "it was closed".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => format!("a panic: {}", panic_message(panic.as_ref())),
+    };
+    let reason = obituary.get_or_init(|| reason).clone();
+    let mut addresses: BTreeMap<u64, Address> =
+        worker.addresses.into_values().map(|address| (address.id, address)).collect();
+    // Whoever submits after this loop sees the obituary, which was written before it.
+    for command in commands.try_iter() {
+        if let Command::Add(_, address) = command {
+            addresses.insert(address.id, address);
+        }
+    }
+    for address in addresses.into_values() {
+        // A caller that has gone needs no answer.
+        let _ = address.sender.send(Event::Died(reason.clone()));
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+struct Worker<B: Backend> {
+    engine: Engine<B>,
+    addresses: HashMap<RequestId, Address>,
+}
+
+impl<B: Backend> Worker<B> {
+    fn serve(&mut self, commands: &Receiver<Command>) -> Result<(), EngineError> {
+        loop {
+            if !self.engine.has_work() {
+                let Ok(command) = commands.recv() else { return Ok(()) };
+                if self.obey(command).is_break() {
+                    return Ok(());
+                }
+            }
+            while let Ok(command) = commands.try_recv() {
+                if self.obey(command).is_break() {
+                    return Ok(());
+                }
+            }
+            if self.engine.has_work() {
+                let outputs = self.engine.step()?;
+                self.deliver(outputs);
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> std::ops::ControlFlow<()> {
+        match command {
+            Command::Add(requests, address) => requests.into_iter().for_each(|request| self.add(request, &address)),
+            Command::Abort(ids) => self.abort(&ids),
+            Command::Stats(reply) => {
+                // The asker may have given up.
+                let _ = reply.send(self.engine.stats());
+            }
+            Command::Shutdown => return std::ops::ControlFlow::Break(()),
+        }
+        std::ops::ControlFlow::Continue(())
+    }
+
+    fn add(&mut self, request: Request, address: &Address) {
+        let id = request.id;
+        match self.engine.add(request) {
+            Ok(()) => {
+                self.addresses.insert(id, address.clone());
+            }
+            // The handle has checked everything that the scheduler checks, with the scheduler's own function.
+            Err(reason) => panic!("request {} passed the door and was refused inside: {reason}", id.0),
+        }
+    }
+
+    fn abort(&mut self, ids: &[RequestId]) {
+        let outputs = ids.iter().filter_map(|&id| self.engine.abort(id)).collect();
+        self.deliver(outputs);
+    }
+
+    /// Sends each inbox its outputs, once. An inbox that is gone has its requests aborted.
+    fn deliver(&mut self, outputs: Vec<Output>) {
+        let mut mail: BTreeMap<u64, (Address, Vec<Output>)> = BTreeMap::new();
+        for output in outputs {
+            let address = match output.finish {
+                Some(_) => self.addresses.remove(&output.request),
+                None => self.addresses.get(&output.request).cloned(),
+            };
+            if let Some(address) = address {
+                mail.entry(address.id).or_insert_with(|| (address, Vec::new())).1.push(output);
+            }
+        }
+        for (id, (address, outputs)) in mail {
+            if address.sender.send(Event::Outputs(outputs)).is_err() {
+                let orphans: Vec<RequestId> =
+                    self.addresses.iter().filter(|(_, address)| address.id == id).map(|(&id, _)| id).collect();
+                for orphan in orphans {
+                    self.engine.abort(orphan);
+                    self.addresses.remove(&orphan);
+                }
+            }
+        }
+    }
+}

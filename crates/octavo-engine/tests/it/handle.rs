@@ -1,0 +1,190 @@
+//! The engine on its thread: the door, the inboxes, and how it ends.
+
+use std::time::{Duration, Instant};
+
+use crate::common::{run_alone, tiny_config, tiny_engine, tiny_model, tiny_requests};
+use octavo_backend::{
+    Backend, BackendError, DecoderSpec, Footprint, Numerics, Reference, StepInputs, StepLimits, StepResult,
+    WeightSource,
+};
+use octavo_engine::{
+    EngineHandle, Event, FinishReason, Inbox, Output, RequestId, SamplingParams, Submission, SubmitError,
+};
+
+fn handle() -> EngineHandle {
+    EngineHandle::start(tiny_engine(Reference::exact(), tiny_config(64))).unwrap()
+}
+
+fn submission(prompt: &[u32], max_tokens: usize) -> Submission {
+    let params = SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::default() };
+    Submission { prompt: prompt.to_vec(), seed: Some(1), params }
+}
+
+/// Outputs until `count` requests have finished or the engine has died.
+fn collect(inbox: &Inbox, count: usize) -> Vec<Output> {
+    let (mut outputs, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    while outputs.iter().filter(|output: &&Output| output.finish.is_some()).count() < count {
+        assert!(Instant::now() < deadline, "the engine answers within a minute");
+        for event in inbox.recv(Duration::from_millis(100)) {
+            match event {
+                Event::Outputs(more) => outputs.extend(more),
+                Event::Died(reason) => panic!("the engine died: {reason}"),
+            }
+        }
+    }
+    outputs
+}
+
+#[test]
+fn answers_through_an_inbox_equal_those_of_a_stepped_engine() {
+    let requests = tiny_requests();
+    let expected = run_alone(&mut tiny_engine(Reference::exact(), tiny_config(64)), &requests);
+    let (handle, inbox) = (handle(), Inbox::new());
+    let submissions = requests
+        .iter()
+        .map(|r| Submission { prompt: r.prompt.clone(), seed: Some(r.params.seed), params: r.params.clone() })
+        .collect();
+    let accepted = handle.submit(submissions, &inbox).unwrap();
+    let outputs = collect(&inbox, requests.len());
+    for (accepted, expected) in accepted.iter().zip(expected) {
+        let own = outputs.iter().filter(|output| output.request == accepted.id);
+        let tokens: Vec<u32> = own.clone().flat_map(|output| output.tokens.clone()).collect();
+        assert_eq!(tokens, expected.tokens);
+        let timing = own.last().unwrap().finish.unwrap().timing;
+        assert!(Some(timing.arrival) <= timing.scheduled && timing.scheduled <= timing.first_token);
+        assert!(timing.first_token <= timing.last_token);
+    }
+}
+
+#[test]
+fn one_bad_submission_refuses_the_list_and_queues_nothing() {
+    let (handle, inbox) = (handle(), Inbox::new());
+    let good = submission(&[3, 4], 2);
+    for bad in [submission(&[], 2), submission(&[5; 160], 2), submission(&[3, 120], 2)] {
+        assert!(handle.submit(vec![good.clone(), bad], &inbox).is_err());
+    }
+    let nan = SamplingParams { temperature: f32::NAN, ..SamplingParams::default() };
+    let refused = handle.submit(vec![Submission { params: nan, ..good.clone() }], &inbox).unwrap_err();
+    assert_eq!(refused.to_string(), "prompt 0: temperature is NaN, expected a finite number, at least 0");
+    let many = SamplingParams { logprobs: Some(121), ..SamplingParams::default() };
+    let refused = handle.submit(vec![Submission { params: many, ..good.clone() }], &inbox).unwrap_err();
+    assert_eq!(refused.to_string(), "prompt 0: logprobs is 121, expected at most 120, the size of the vocabulary");
+    let out_of_range = handle.submit(vec![submission(&[3, 120], 2)], &inbox).unwrap_err();
+    assert_eq!(out_of_range.to_string(), "prompt 0: token id 120 at position 1, expected 0 to 119");
+    let stats = handle.stats().unwrap();
+    assert_eq!((stats.prompt_tokens, stats.scheduler.running, stats.scheduler.waiting), (0, 0, 0));
+    handle.submit(vec![good], &inbox).unwrap();
+    assert_eq!(collect(&inbox, 1).len(), 2);
+}
+
+#[test]
+fn an_aborted_request_answers_once_more_and_its_blocks_come_home() {
+    let (handle, inbox) = (handle(), Inbox::new());
+    let accepted = handle.submit(vec![submission(&[3, 4], 150), submission(&[5], 3)], &inbox).unwrap();
+    handle.abort(&[accepted[0].id, RequestId(999)]);
+    let outputs = collect(&inbox, 2);
+    let finish =
+        |id| outputs.iter().filter(|o| o.request == id).filter_map(|o| o.finish).map(|f| f.reason).collect::<Vec<_>>();
+    assert_eq!(finish(accepted[0].id), [FinishReason::Abort]);
+    assert_eq!(finish(accepted[1].id), [FinishReason::Length]);
+    let stats = handle.stats().unwrap().scheduler;
+    assert_eq!((stats.running, stats.blocks_free), (0, stats.blocks_total));
+}
+
+#[test]
+fn a_caller_that_drops_its_inbox_leaves_nothing_running() {
+    let (handle, inbox) = (handle(), Inbox::new());
+    handle.submit(vec![submission(&[3, 4], 150), submission(&[3, 4], 150)], &inbox).unwrap();
+    drop(inbox);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let stats = handle.stats().unwrap().scheduler;
+        if stats.running + stats.waiting == 0 {
+            assert_eq!(stats.blocks_free, stats.blocks_total);
+            assert!(stats.steps < 100, "the requests did not run to their end");
+            return;
+        }
+        assert!(Instant::now() < deadline, "still running");
+    }
+}
+
+#[test]
+fn seeds_that_nobody_gave_differ_and_repeat_with_the_engine() {
+    let seeds = || -> Vec<u64> {
+        let (handle, inbox) = (handle(), Inbox::new());
+        let unseeded = Submission { seed: None, ..submission(&[3], 1) };
+        let accepted = handle.submit(vec![unseeded; 3], &inbox).unwrap();
+        accepted.into_iter().map(|accepted| accepted.seed).collect()
+    };
+    let first = seeds();
+    assert!(first[0] != first[1] && first[1] != first[2] && first[0] != first[2]);
+    assert_eq!(first, seeds());
+}
+
+#[test]
+fn a_closed_engine_tells_who_waits_and_refuses_who_comes() {
+    let (handle, inbox) = (handle(), Inbox::new());
+    handle.submit(vec![submission(&[3, 4], 150)], &inbox).unwrap();
+    handle.close();
+    handle.close();
+    let events = inbox.recv(Duration::from_secs(1));
+    assert_eq!(events.last(), Some(&Event::Died("it was closed".into())));
+    let refused = handle.submit(vec![submission(&[3], 1)], &inbox).unwrap_err();
+    assert_eq!(refused.to_string(), "the engine has ended: it was closed");
+    assert!(handle.stats().is_err());
+}
+
+/// Reference, but the token 77 makes it panic: a kernel with a fault.
+struct Faulty(Reference);
+
+impl Backend for Faulty {
+    type Plan = <Reference as Backend>::Plan;
+
+    fn load(
+        &self,
+        spec: &DecoderSpec,
+        weights: &mut dyn WeightSource,
+        limits: &StepLimits,
+    ) -> Result<Self::Plan, BackendError> {
+        self.0.load(spec, weights, limits)
+    }
+
+    fn run(&mut self, plan: &mut Self::Plan, inputs: &StepInputs) -> Result<StepResult, BackendError> {
+        assert!(!inputs.tokens.contains(&77), "token 77 is a fault");
+        self.0.run(plan, inputs)
+    }
+
+    fn numerics(&self) -> Numerics {
+        self.0.numerics()
+    }
+
+    fn footprint(&self, spec: &DecoderSpec, limits: &StepLimits) -> Footprint {
+        self.0.footprint(spec, limits)
+    }
+}
+
+#[test]
+fn a_panic_in_a_kernel_reaches_every_caller_as_an_error() {
+    let handle = EngineHandle::start(tiny_engine(Faulty(Reference::exact()), tiny_config(64))).unwrap();
+    let (waiting, fatal) = (Inbox::new(), Inbox::new());
+    handle.submit(vec![submission(&[3, 4], 150)], &waiting).unwrap();
+    handle.submit(vec![submission(&[77], 1)], &fatal).unwrap();
+    for inbox in [waiting, fatal] {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut last = None;
+        while !matches!(last, Some(Event::Died(_))) {
+            assert!(Instant::now() < deadline, "no word of the end");
+            last = inbox.recv(Duration::from_millis(100)).pop().or(last);
+        }
+        assert_eq!(last, Some(Event::Died("a panic: token 77 is a fault".into())));
+    }
+    assert!(matches!(handle.submit(vec![submission(&[3], 1)], &Inbox::new()), Err(SubmitError::Dead(_))));
+}
+
+#[test]
+fn a_configuration_that_cannot_serve_is_refused_at_load() {
+    let model = tiny_model();
+    let config = octavo_engine::EngineConfig { max_num_seqs: 0, ..tiny_config(64) };
+    let error = octavo_engine::Engine::load(Reference::exact(), &model.spec, &mut model.clone(), config).err().unwrap();
+    assert!(error.to_string().contains("max_num_seqs"), "{error}");
+}

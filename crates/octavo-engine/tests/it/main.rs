@@ -1,0 +1,6 @@
+//! The engine as a whole, on a tiny random model and on SmolLM2-135M (`octavo pull smollm2-135m`).
+
+mod common;
+mod handle;
+mod law;
+mod smollm2;
