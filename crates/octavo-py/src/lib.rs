@@ -1,1 +1,29 @@
-//! (under construction)
+//! `octavo._octavo`: speaks Python and text.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `tokenizer` | text to token ids and back; control tokens only where they are wanted |
+//! | `text` | token ids to text as they arrive |
+//! | `tokenizer_class` | the tokenizer as Python sees it |
+//! | `errors` | the one table from Rust errors to Python exceptions |
+//!
+//! Invariant: whatever waits or computes releases the GIL, and the engine's thread never takes it.
+
+mod errors;
+mod text;
+mod tokenizer;
+mod tokenizer_class;
+
+use pyo3::prelude::*;
+
+/// The engine and the tokenizer, written in Rust.
+#[pymodule]
+mod _octavo {
+    #[pymodule_export]
+    use super::tokenizer_class::TokenizerClass;
+
+    /// The version of this build.
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}
