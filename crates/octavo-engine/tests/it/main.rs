@@ -3,4 +3,6 @@
 mod common;
 mod handle;
 mod law;
+#[cfg(feature = "long-tests")]
+mod long;
 mod smollm2;

@@ -1,12 +1,9 @@
-//! What takes minutes: all recorded prompts on Reference, and the law on Reference with SmolLM2.
+//! What takes minutes (feature `long-tests`): all recorded prompts on Reference, and the law on Reference with SmolLM2.
 
-#[path = "../it/common.rs"]
-mod common;
-#[path = "../it/smollm2.rs"]
-mod smollm2;
-
-use common::{assert_same, run, run_alone};
 use octavo_backend::Reference;
+
+use crate::common::{assert_same, run, run_alone};
+use crate::smollm2;
 
 #[test]
 fn reference_agrees_on_every_recorded_prompt() {
