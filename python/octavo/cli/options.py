@@ -107,6 +107,12 @@ SAMPLING_OPTIONS = (
     Option(name="logprobs", kind=WHOLE, metavar="K", help="also keep the K largest log-probabilities of each token"),
 )
 
+SAMPLING_SWITCHES = {
+    "ignore_eos": "go on after the model's own end token",
+    "detokenize": "turn tokens into text",
+    "skip_special_tokens": "leave control tokens out of the text",
+}
+
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add every engine option."""
@@ -120,9 +126,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for option in SAMPLING_OPTIONS:
         _add(group, option)
-    group.add_argument(
-        "--ignore-eos", action="store_true", default=argparse.SUPPRESS, help="go on after the end-of-sequence token"
-    )
+    for name, meaning in SAMPLING_SWITCHES.items():
+        flag = "--" + name.replace("_", "-")
+        action = argparse.BooleanOptionalAction
+        group.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=meaning)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -142,7 +149,7 @@ def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingP
     """The sampling options that were given, over the command's own `defaults`."""
     from octavo import SamplingParams
 
-    names = [option.name for option in SAMPLING_OPTIONS] + ["ignore_eos"]
+    names = [option.name for option in SAMPLING_OPTIONS] + list(SAMPLING_SWITCHES)
     return SamplingParams(**defaults | _given(arguments, names))
 
 

@@ -1,0 +1,1 @@
+"""Measurements of octavo, each beside what the machine could do at most."""

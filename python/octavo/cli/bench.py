@@ -1,0 +1,58 @@
+"""`octavo bench latency MODEL`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.cli.options import UsageError, add_engine_options, load
+
+if TYPE_CHECKING:
+    import argparse
+
+    from octavo.bench.latency import Latency
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `octavo bench`."""
+    benches = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
+    summary = "prefill and decode of one stream, beside the limits of the machine"
+    latency = benches.add_parser("latency", help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+    latency.add_argument("model", metavar="MODEL", help="a .gguf file, a Hugging Face folder, or a pulled model's name")
+    latency.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats that count (default: 5)")
+    latency.add_argument("--output-json", metavar="FILE", help="also write the figures to FILE")
+    add_engine_options(latency)
+    latency.set_defaults(run=run_latency)
+
+
+def run_latency(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, and write the figures if a file was named."""
+    if arguments.repeats < 1:
+        raise UsageError(f"argument --repeats: found {arguments.repeats}, expected at least 1")
+    from octavo.bench.latency import measure
+
+    with load(arguments) as llm:
+        latency = measure(llm, repeats=arguments.repeats, report=lambda line: print(line, file=sys.stderr))
+    print("\n".join(_table(latency)))
+    if arguments.output_json:
+        Path(arguments.output_json).write_text(json.dumps(latency.as_dict(), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _table(latency: Latency) -> list[str]:
+    decode_limit = latency.read_gb_s.median * 1e9 / latency.bytes_per_token
+    prefill_limit = latency.dot_gops.median * 1e9 / (2 * latency.products_per_token)
+    return [
+        "                            median  [least to most]",
+        f"ttft, 512 tokens      s {latency.ttft_s}",
+        f"prefill 512       tok/s {latency.prefill_tok_s}",
+        f"decode 32 + 128   tok/s {latency.decode_tok_s}",
+        f"read bandwidth     GB/s {latency.read_gb_s}",
+        f"dot-product peak  Gop/s {latency.dot_gops}",
+        f"decode is {latency.decode_share():.0%} of {decode_limit:.0f} tok/s, the read bandwidth over "
+        f"{latency.bytes_per_token / 1e6:.1f} MB of weights a token",
+        f"prefill is {latency.prefill_share():.0%} of {prefill_limit:.0f} tok/s, the dot-product peak over "
+        f"{2 * latency.products_per_token / 1e6:.0f} Mop of layer weights a token",
+    ]

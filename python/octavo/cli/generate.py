@@ -1,0 +1,135 @@
+"""`octavo generate MODEL "prompt" ...`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli.options import UsageError, add_engine_options, add_sampling_options, load, sampling_params
+from octavo.errors import OctavoError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Sequence
+    from typing import TextIO
+
+    from octavo import LLM, RequestOutput, SamplingParams
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `octavo generate`."""
+    parser.add_argument("model", metavar="MODEL", help="a .gguf file, a Hugging Face folder, or a pulled model's name")
+    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="a text to continue")
+    parser.add_argument("--prompt-token-ids", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
+    parser.add_argument("--json", action="store_true", help="print one object with texts, token ids and timings")
+    add_sampling_options(parser)
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Generate and print."""
+    prompts = _prompts(arguments)
+    params = sampling_params(arguments)
+    started = time.monotonic()
+    with load(arguments) as llm:
+        load_s = time.monotonic() - started
+        if arguments.json:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            print(json.dumps(_as_object(arguments.model, outputs, load_s), ensure_ascii=False))
+            _raise_failures(output.outputs[0].finish_reason for output in outputs)
+        else:
+            _print_as_it_comes(llm, prompts, params)
+    return 0
+
+
+class InOrder:
+    """Prints several texts in order: the first unfinished one as it comes, each later one when its turn has come."""
+
+    def __init__(self, count: int, sink: TextIO) -> None:
+        self._held = [""] * count
+        self._unfinished = set(range(count))
+        self._turn = 0
+        self._sink = sink
+
+    def add(self, index: int, text: str, *, finished: bool) -> None:
+        """Take the next piece of text `index`."""
+        self._held[index] += text
+        if finished:
+            self._unfinished.discard(index)
+        while self._turn < len(self._held):
+            self._sink.write(self._held[self._turn])
+            self._held[self._turn] = ""
+            if self._turn in self._unfinished:
+                break
+            self._sink.write("\n")
+            self._turn += 1
+        self._sink.flush()
+
+
+def _prompts(arguments: argparse.Namespace) -> list[Any]:
+    prompts: list[Any] = list(arguments.prompts)
+    if arguments.prompt_token_ids is not None:
+        prompts += [{"prompt_token_ids": ids} for ids in _read_token_ids(Path(arguments.prompt_token_ids))]
+    if not prompts:
+        raise UsageError("no prompt: give a PROMPT or --prompt-token-ids FILE (see octavo generate --help)")
+    return prompts
+
+
+def _read_token_ids(file: Path) -> list[list[int]]:
+    text = file.read_text(encoding="utf-8")
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{file}: found no JSON ({error}), expected a list of token ids") from None
+    lists = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
+    for ids in lists:
+        # JSON's true and 1.0 compare equal to 1 in Python, and are no token ids.
+        if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
+            excerpt = json.dumps(ids)[:60]
+            raise UsageError(f"{file}: found {excerpt}, expected a list of one or more whole numbers")
+    return lists
+
+
+def _print_as_it_comes(llm: LLM, prompts: list[Any], params: SamplingParams) -> None:
+    printer = InOrder(len(prompts), sys.stdout)
+    reasons: list[str | None] = [None] * len(prompts)
+    for delta in llm.stream(prompts, params):
+        reasons[delta.index] = delta.finish_reason
+        printer.add(delta.index, delta.text, finished=delta.finish_reason is not None)
+    _raise_failures(reasons)
+
+
+def _raise_failures(reasons: Iterable[str | None]) -> None:
+    failed = [str(number) for number, reason in enumerate(reasons, 1) if reason == "error"]
+    if failed:
+        raise OctavoError(f"no token could be drawn for prompt {', '.join(failed)}: the model gave no finite numbers")
+
+
+def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> dict[str, Any]:
+    """What `--json` prints; API of its own, so names do not change."""
+    from octavo.bench.timings import timings
+
+    prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    completion_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    return {
+        "model": model,
+        "outputs": [
+            {
+                "prompt": output.prompt,
+                "text": output.outputs[0].text,
+                "token_ids": output.outputs[0].token_ids,
+                "finish_reason": output.outputs[0].finish_reason,
+            }
+            for output in outputs
+        ],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+        "timings": {"load_s": load_s, **timings(outputs)},
+    }

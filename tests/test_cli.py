@@ -1,0 +1,212 @@
+"""The command line as a user runs it: a process, its output, its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.cli import COMMANDS
+
+MODEL = "smollm2-135m"
+CAPITAL = [504, 3575, 282, 4649, 314]
+HEAVY = ("octavo._octavo", "octavo.llm", "jinja2", "rich", "tqdm", "tokenizers", "numpy", "asyncio")
+
+
+def octavo(*words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "octavo", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def assert_one_line_error(outcome: subprocess.CompletedProcess[str], code: int, *facts: str) -> None:
+    assert outcome.returncode == code, outcome.stderr
+    assert outcome.stderr.startswith("octavo: error: ")
+    assert outcome.stderr.count("\n") == 1
+    for fact in facts:
+        assert fact in outcome.stderr
+
+
+def test_help_lists_every_command() -> None:
+    outcome = octavo("--help")
+    assert outcome.returncode == 0
+    for name in COMMANDS:
+        assert f"\n    {name} " in outcome.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_its_own_help(name: str) -> None:
+    outcome = octavo(name, "--help")
+    assert outcome.returncode == 0
+    assert outcome.stdout.startswith(f"usage: octavo {name} ")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["generate", "--help"], ["bench", "latency", "--help"]])
+def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
+    program = f"""
+import sys
+from octavo.cli import main
+try:
+    main({words})
+except SystemExit:
+    pass
+print(sorted(set({HEAVY}) & set(sys.modules)), file=sys.stderr)
+"""
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert outcome.stdout
+    assert outcome.stderr == "[]\n"
+
+
+def test_version_names_octavo_and_its_version() -> None:
+    outcome = octavo("--version")
+    assert outcome.returncode == 0
+    assert outcome.stdout == "octavo 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        ([], ["COMMAND"]),
+        (["frobnicate"], ["frobnicate", "generate"]),
+        (["generate"], ["MODEL"]),
+        (["generate", MODEL], ["prompt"]),
+        (["generate", MODEL, "x", "--frobnicate"], ["--frobnicate"]),
+        (["generate", MODEL, "x", "--max-token", "1"], ["--max-token"]),
+        (["generate", MODEL, "x", "--threads", "two"], ["--threads", "'two'", "a whole number"]),
+        (["generate", MODEL, "x", "--device", "abacus"], ["--device", "'abacus'", "reference"]),
+        (["generate", MODEL, "x", "--temperature", "-1"], ["temperature", "-1"]),
+        (["generate", MODEL, "x", "--top-p", "nan"], ["top_p", "nan"]),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_2(words: list[str], facts: list[str]) -> None:
+    assert_one_line_error(octavo(*words), 2, *facts)
+
+
+def test_a_wrong_variable_is_named() -> None:
+    outcome = octavo("generate", MODEL, "x", OCTAVO_THREADS="two")
+    assert_one_line_error(outcome, 2, "OCTAVO_THREADS", "'two'", "a whole number")
+
+
+def test_a_missing_model_names_octavo_pull(tmp_path: Path) -> None:
+    outcome = octavo("generate", MODEL, "x", OCTAVO_HOME=str(tmp_path))
+    assert_one_line_error(outcome, 1, f"octavo pull {MODEL}")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    outcome = octavo("generate", str(tmp_path / "no.gguf"), "x")
+    assert_one_line_error(outcome, 1, "no.gguf")
+
+
+def test_a_traceback_is_printed_only_for_debugging(tmp_path: Path) -> None:
+    outcome = octavo("generate", str(tmp_path / "no.gguf"), "x", OCTAVO_DEBUG="1")
+    assert outcome.returncode == 1
+    assert "Traceback" in outcome.stderr
+    assert outcome.stderr.splitlines()[-1].startswith("octavo: error: ")
+
+
+def test_generate_prints_the_text() -> None:
+    outcome = octavo("generate", MODEL, "The capital of France is", "--temperature", "0", "--max-tokens", "4")
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.startswith(" Paris")
+    assert outcome.stdout.endswith("\n")
+
+
+def test_generate_prints_several_texts_in_the_order_of_the_prompts() -> None:
+    prompts = ["The capital of France is", "The capital of Italy is"]
+    outcome = octavo("generate", MODEL, *prompts, "--temperature", "0", "--max-tokens", "4")
+    assert outcome.returncode == 0, outcome.stderr
+    paris, rome = outcome.stdout.index("Paris"), outcome.stdout.index("Rome")
+    assert paris < rome
+
+
+def test_generate_json_has_what_the_documentation_says() -> None:
+    options = ["--temperature", "0", "--max-tokens", "4", "--json"]
+    outcome = octavo("generate", MODEL, "The capital of France is", *options)
+    assert outcome.returncode == 0, outcome.stderr
+    answer = json.loads(outcome.stdout)
+    assert set(answer) == {"model", "outputs", "usage", "timings"}
+    assert set(answer["outputs"][0]) == {"prompt", "text", "token_ids", "finish_reason"}
+    assert set(answer["timings"]) == {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s"}
+    assert answer["model"] == MODEL
+    assert answer["outputs"][0]["text"].startswith(" Paris")
+    assert answer["outputs"][0]["finish_reason"] == "length"
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert all(value > 0 for value in answer["timings"].values())
+
+
+@pytest.mark.parametrize("content", [json.dumps(CAPITAL), json.dumps([CAPITAL])], ids=["one", "list"])
+def test_generate_takes_token_ids_from_a_file(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "ids.json"
+    file.write_text(content)
+    options = ["--temperature", "0", "--max-tokens", "1", "--json"]
+    outcome = octavo("generate", MODEL, "--prompt-token-ids", str(file), *options)
+    assert outcome.returncode == 0, outcome.stderr
+    [output] = json.loads(outcome.stdout)["outputs"]
+    assert output["token_ids"] == [7042]
+    assert output["text"] == " Paris"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "[1, 2.5]", "[[1], 2]", '["a"]', "[true]", "[[]]"])
+def test_a_file_that_holds_no_token_ids_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "ids.json"
+    file.write_text(content)
+    outcome = octavo("generate", MODEL, "--prompt-token-ids", str(file))
+    assert_one_line_error(outcome, 2, "ids.json", "expected")
+
+
+def test_an_engine_option_can_come_from_the_environment() -> None:
+    words = ["generate", MODEL, "one two three four five six seven eight nine ten", "--max-tokens", "1"]
+    outcome = octavo(*words, OCTAVO_MAX_MODEL_LEN="4")
+    assert_one_line_error(outcome, 2, "4")
+    assert octavo(*words, "--max-model-len", "64", OCTAVO_MAX_MODEL_LEN="4").returncode == 0
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    command = f"{sys.executable} -m octavo generate {MODEL} hello --max-tokens 64 --ignore-eos | head -c 1"
+    outcome = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert outcome.stderr == ""
+
+
+def test_doctor_says_what_was_found_and_why() -> None:
+    outcome = octavo("doctor")
+    assert outcome.returncode == 0, outcome.stderr
+    for fact in ("octavo 0.1.0", "instruction set", "threads", "memory", "GPU", "OCTAVO_HOME"):
+        assert fact in outcome.stdout
+
+
+def test_doctor_takes_the_number_of_threads_from_the_affinity() -> None:
+    [cpu, *_] = os.sched_getaffinity(0)
+    command = ["taskset", "--cpu-list", str(cpu), sys.executable, "-m", "octavo", "doctor"]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=True)
+    [line] = [line for line in outcome.stdout.splitlines() if line.startswith("threads")]
+    assert line.split()[1] == "1"
+
+
+def test_doctor_with_a_model_says_where_the_memory_goes() -> None:
+    outcome = octavo("doctor", MODEL, "--kv-cache-memory-bytes", "64M")
+    assert outcome.returncode == 0, outcome.stderr
+    for fact in ("weights", "KV pool", "64.0 MiB", "work memory", "total"):
+        assert fact in outcome.stdout
+
+
+def test_bench_latency_writes_medians_with_their_spread(tmp_path: Path) -> None:
+    file = tmp_path / "latency.json"
+    outcome = octavo("bench", "latency", MODEL, "--repeats", "2", "--output-json", str(file))
+    assert outcome.returncode == 0, outcome.stderr
+    report = json.loads(file.read_text())
+    for name in ("ttft_s", "prefill_tok_s", "decode_tok_s", "read_gb_s", "dot_gops"):
+        assert 0 < report[f"{name}_min"] <= report[name] <= report[f"{name}_max"]
+        assert name.split("_")[0] in outcome.stdout
+
+
+def test_chat_answers_and_leaves() -> None:
+    outcome = octavo("chat", MODEL, "--temperature", "0", "--max-tokens", "8", stdin="Say hello.\n/exit\n")
+    assert outcome.returncode == 0, outcome.stderr
+    assert len(outcome.stdout) > len("> > ")
