@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,3 +50,61 @@ def octavo_home() -> Path:
 def bundled_path(name: str) -> Path:
     """Where the bundled model `name` lies once `octavo pull` has fetched it: `OCTAVO_HOME/models/<name>/<file>`."""
     return octavo_home() / "models" / name / BUNDLED[name].file_name
+
+
+def resolve(model: str | os.PathLike[str]) -> Path:
+    """The file or folder that `model` names: a path, a bundled name, or a hub id in the local Hugging Face cache.
+
+    Raises `FileNotFoundError` with everything that was looked at. Nothing is downloaded.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return _only_gguf(path)
+    name = os.fspath(model)
+    if name in BUNDLED:
+        bundled = bundled_path(name)
+        if bundled.is_file():
+            return bundled
+        raise FileNotFoundError(f"{bundled}: no such file; fetch the model with: octavo pull {name}")
+    if _HUB_ID.fullmatch(name):
+        snapshot = _snapshot(name)
+        if snapshot is not None:
+            return _only_gguf(snapshot)
+        looked = f"{hub_cache()} holds no snapshot of it"
+    else:
+        looked = "it is no hub id either"
+    raise FileNotFoundError(
+        f"{name}: no such file or folder, and {looked}; models that octavo pull fetches: {', '.join(BUNDLED)}"
+    )
+
+
+def hub_cache() -> Path:
+    """Where the Hugging Face hub's own tools keep what they fetch."""
+    configured = os.environ.get("HF_HUB_CACHE")
+    if configured:
+        return Path(configured).expanduser()
+    home = os.environ.get("HF_HOME")
+    return (Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface") / "hub"
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def _snapshot(hub_id: str) -> Path | None:
+    """The cached snapshot of the main branch, or the only one there is."""
+    folder = hub_cache() / f"models--{hub_id.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    if main.is_file():
+        snapshot = folder / "snapshots" / main.read_text().strip()
+        return snapshot if snapshot.is_dir() else None
+    snapshots = sorted(path for path in (folder / "snapshots").glob("*") if path.is_dir())
+    return snapshots[0] if len(snapshots) == 1 else None
+
+
+def _only_gguf(path: Path) -> Path:
+    """A folder that holds a single GGUF file and no config.json stands for that file."""
+    if path.is_dir() and not (path / "config.json").exists():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return files[0]
+    return path

@@ -4,12 +4,18 @@
 //! | --- | --- |
 //! | `tokenizer` | text to token ids and back; control tokens only where they are wanted |
 //! | `text` | token ids to text as they arrive |
+//! | `device` | from a checkpoint to a running engine |
+//! | `engine` | the engine as Python sees it: load, submit, abort, count, close |
+//! | `inbox` | what requests gained, as text |
 //! | `tokenizer_class` | the tokenizer as Python sees it |
 //! | `errors` | the one table from Rust errors to Python exceptions |
 //!
 //! Invariant: whatever waits or computes releases the GIL, and the engine's thread never takes it.
 
+mod device;
+mod engine;
 mod errors;
+mod inbox;
 mod text;
 mod tokenizer;
 mod tokenizer_class;
@@ -20,7 +26,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _octavo {
     #[pymodule_export]
-    use super::tokenizer_class::TokenizerClass;
+    use super::{
+        engine::Core,
+        inbox::{Delta, InboxClass},
+        tokenizer_class::TokenizerClass,
+    };
 
     /// The version of this build.
     #[pymodule_export]

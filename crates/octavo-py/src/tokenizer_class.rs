@@ -38,13 +38,7 @@ impl TokenizerClass {
 
     /// The ids of `text`. Control tokens that it spells are ordinary text unless `parse_special`.
     #[pyo3(signature = (text, *, add_special_tokens = true, parse_special = false))]
-    fn encode(
-        &self,
-        py: Python<'_>,
-        text: &str,
-        add_special_tokens: bool,
-        parse_special: bool,
-    ) -> PyResult<Vec<u32>> {
+    fn encode(&self, py: Python<'_>, text: &str, add_special_tokens: bool, parse_special: bool) -> PyResult<Vec<u32>> {
         let edges = if add_special_tokens { Edges::Added } else { Edges::Bare };
         let control = if parse_special { ControlText::Atomic } else { ControlText::Ordinary };
         Ok(py.detach(|| self.inner.encode(text, edges, control))?)
@@ -70,8 +64,8 @@ impl TokenizerClass {
     }
 
     /// A token as the vocabulary spells it.
-    fn token(&self, id: u32) -> Option<String> {
-        self.inner.token(id)
+    fn token(&self, token_id: u32) -> Option<String> {
+        self.inner.token(token_id)
     }
 
     /// The id of a token as the vocabulary spells it.

@@ -13,10 +13,7 @@ mod pieces;
 
 use std::path::Path;
 
-use tokenizers::{
-    Encoding, PreTokenizerWrapper, Token,
-    pre_tokenizers::metaspace::PrependScheme,
-};
+use tokenizers::{Encoding, PreTokenizerWrapper, Token, pre_tokenizers::metaspace::PrependScheme};
 
 pub use error::TokenizerError;
 
@@ -174,12 +171,7 @@ impl Tokenizer {
     }
 
     /// Splits `text` at whole control tokens and encodes what lies between them as ordinary text.
-    fn encode_split(
-        &self,
-        text: &str,
-        marker: Option<char>,
-        tokens: &mut Vec<Token>,
-    ) -> Result<(), TokenizerError> {
+    fn encode_split(&self, text: &str, marker: Option<char>, tokens: &mut Vec<Token>) -> Result<(), TokenizerError> {
         let mut start = 0;
         for found in self.control.find(text, marker) {
             self.encode_between(&text[start..found.start], marker, start, tokens)?;

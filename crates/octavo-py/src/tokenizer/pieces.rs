@@ -42,7 +42,8 @@ fn is_byte_level(decoder: &DecoderWrapper) -> bool {
 
 impl ByteTable {
     fn of(encoder: &tokenizers::Tokenizer) -> ByteTable {
-        let mut tokens: Vec<(u32, String)> = encoder.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
+        let mut tokens: Vec<(u32, String)> =
+            encoder.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
         tokens.sort();
         let alphabet = Alphabet::new();
         let mut table = ByteTable { bytes: Vec::new(), starts: vec![0] };

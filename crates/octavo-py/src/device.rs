@@ -1,0 +1,116 @@
+//! From a checkpoint to a running engine, on the device that was asked for.
+
+use std::path::Path;
+
+use octavo_backend::{Backend, BackendError, Reference};
+use octavo_cpu::host;
+use octavo_engine::{Engine, EngineConfig, EngineHandle};
+use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_plan};
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// The plain `f32` specification.
+    Reference,
+}
+
+/// Sizes and limits, as the caller gave them.
+#[derive(Debug, Clone, Copy, pyo3::FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Options {
+    pub threads: Option<usize>,
+    pub seed: u64,
+    pub block_size: usize,
+    pub max_model_len: Option<usize>,
+    pub max_num_seqs: usize,
+    pub max_num_batched_tokens: usize,
+    pub kv_cache_memory_bytes: Option<usize>,
+    pub num_kv_blocks: Option<usize>,
+}
+
+/// A running engine and what it took.
+pub struct Started {
+    pub handle: EngineHandle,
+    pub memory: MemoryPlan,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+/// Why an engine could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The caller asks for a device that is not there.
+    #[error("device: found {0:?}, expected auto, cpu or reference: this build has no other")]
+    Device(String),
+    /// The checkpoint, or the memory it would take.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The device refused the model.
+    #[error("{path}: {reason}")]
+    Backend {
+        /// The checkpoint.
+        path: String,
+        /// The backend's reason.
+        reason: BackendError,
+    },
+    /// No thread for the engine.
+    #[error("the engine's thread could not be started: {0}")]
+    Thread(std::io::Error),
+}
+
+impl Device {
+    /// The device called `name`; `auto` is the best one there is.
+    ///
+    /// # Errors
+    /// A name that this build does not know.
+    pub fn named(name: &str) -> Result<Device, StartError> {
+        match name {
+            "auto" | "cpu" | "reference" => Ok(Device::Reference),
+            _ => Err(StartError::Device(name.to_owned())),
+        }
+    }
+
+    /// Loads the model and puts its engine on a thread.
+    ///
+    /// # Errors
+    /// Whatever keeps the model from running.
+    pub fn start(self, path: &Path, checkpoint: &mut Checkpoint, options: &Options) -> Result<Started, StartError> {
+        match self {
+            Device::Reference => start(Reference::exact(), 1, path, checkpoint, options),
+        }
+    }
+}
+
+fn start<B: Backend>(
+    backend: B,
+    threads: usize,
+    path: &Path,
+    checkpoint: &mut Checkpoint,
+    options: &Options,
+) -> Result<Started, StartError> {
+    let request = MemoryRequest {
+        block_size: options.block_size,
+        max_model_len: options.max_model_len,
+        max_num_seqs: options.max_num_seqs,
+        max_num_batched_tokens: options.max_num_batched_tokens,
+        kv_cache_memory_bytes: options.kv_cache_memory_bytes,
+        num_kv_blocks: options.num_kv_blocks,
+        memory_limit: host::memory_limit(),
+    };
+    let model = checkpoint.config().clone();
+    let memory = memory_plan(&backend, &model, checkpoint.weight_bytes(), &request)?;
+    let config = EngineConfig {
+        block_size: options.block_size,
+        num_blocks: memory.num_blocks.clone(),
+        max_model_len: memory.max_model_len,
+        max_num_seqs: options.max_num_seqs,
+        max_num_batched_tokens: options.max_num_batched_tokens,
+        eos_token_ids: model.eos_token_ids.clone(),
+        seed: options.seed,
+    };
+    let engine = Engine::load(backend, &model.spec, checkpoint, config)
+        .map_err(|reason| StartError::Backend { path: path.display().to_string(), reason })?;
+    log::info!("{}: {} bytes of memory, {threads} threads", path.display(), memory.total());
+    let handle = EngineHandle::start(engine).map_err(StartError::Thread)?;
+    Ok(Started { handle, memory, threads })
+}

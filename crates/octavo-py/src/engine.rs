@@ -1,0 +1,309 @@
+//! The engine as Python sees it: load, submit, abort, count, close.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, PoisonError},
+};
+
+use octavo_engine::{EngineHandle, RequestId, SamplingParams, Submission};
+use octavo_model::{Checkpoint, MemoryPlan, ModelConfig, TokenizerSource};
+use pyo3::{prelude::*, types::PyDict};
+
+use crate::{
+    device::{Device, Options, Started},
+    errors::{self, LoadError},
+    inbox::{InboxClass, Reader},
+    tokenizer::{ControlTokensIn, Tokenizer},
+    tokenizer_class::TokenizerClass,
+};
+
+/// A loaded model and the engine that runs it.
+#[pyclass(module = "octavo._octavo", frozen)]
+pub struct Core {
+    handle: Arc<EngineHandle>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    config: ModelConfig,
+    chat_template: Option<String>,
+    memory: MemoryPlan,
+    threads: usize,
+    /// Add to the engine's clock to get `time.monotonic`, in seconds.
+    clock_offset: f64,
+    process: u32,
+}
+
+/// How to continue a prompt, and what to make of the tokens.
+#[derive(Debug, Clone, FromPyObject)]
+#[pyo3(from_item_all)]
+struct RequestParams {
+    temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+    seed: Option<u64>,
+    max_tokens: Option<usize>,
+    stop_token_ids: Vec<u32>,
+    ignore_eos: bool,
+    logprobs: Option<u32>,
+    detokenize: bool,
+    skip_special_tokens: bool,
+}
+
+#[pymethods]
+impl Core {
+    /// Load the model at `model`; `tokenizer` is a `tokenizer.json` to use instead of the model's own.
+    #[new]
+    #[pyo3(signature = (model, *, device, tokenizer, options))]
+    fn new(
+        py: Python<'_>,
+        model: PathBuf,
+        device: &str,
+        tokenizer: Option<PathBuf>,
+        options: Options,
+    ) -> PyResult<Core> {
+        let device = Device::named(device).map_err(LoadError::from)?;
+        let loaded = py.detach(|| Loaded::open(&model, device, tokenizer, &options))?;
+        let monotonic: f64 = py.import("time")?.call_method0("monotonic")?.extract()?;
+        let Loaded { config, chat_template, tokenizer, started: Started { handle, memory, threads } } = loaded;
+        Ok(Core {
+            clock_offset: monotonic - handle.now() as f64 * 1e-6,
+            handle: Arc::new(handle),
+            tokenizer: tokenizer.map(Arc::new),
+            config,
+            chat_template,
+            memory,
+            threads,
+            process: std::process::id(),
+        })
+    }
+
+    /// An empty inbox for the outputs of requests.
+    fn inbox(&self) -> InboxClass {
+        InboxClass::new(Arc::clone(&self.handle), self.tokenizer.clone(), self.clock_offset)
+    }
+
+    /// Queue all prompts or none; returns an id and a seed for each. Outputs arrive in `inbox`.
+    fn submit(
+        &self,
+        py: Python<'_>,
+        inbox: &InboxClass,
+        prompts: Vec<Vec<u32>>,
+        params: Vec<RequestParams>,
+    ) -> PyResult<Vec<(u64, u64)>> {
+        py.detach(|| {
+            let readers: Vec<Reader> = params.iter().map(|params| self.reader(params)).collect();
+            let submissions = prompts.into_iter().zip(params).map(|(prompt, params)| submission(prompt, params));
+            let submissions: Vec<Submission> = submissions.collect();
+            // Held until the readers are in place, so that no output is read before.
+            let mut requests = inbox.requests.lock().unwrap_or_else(PoisonError::into_inner);
+            let accepted = self.handle.submit(submissions, &inbox.inbox).map_err(|error| errors::submit(&error))?;
+            requests.extend(accepted.iter().map(|accepted| accepted.id).zip(readers));
+            Ok(accepted.into_iter().map(|accepted| (accepted.id.0, accepted.seed)).collect())
+        })
+    }
+
+    /// End requests; each still answers with a last output.
+    fn abort(&self, py: Python<'_>, ids: Vec<u64>) {
+        let ids: Vec<RequestId> = ids.into_iter().map(RequestId).collect();
+        py.detach(|| self.handle.abort(&ids));
+    }
+
+    /// Counts as of the end of the current step. Times are in microseconds.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.handle.stats()).map_err(|error| errors::dead(&error))?;
+        let scheduler = stats.scheduler;
+        let counts = [
+            ("running", scheduler.running as u64),
+            ("waiting", scheduler.waiting as u64),
+            ("blocks_total", scheduler.blocks_total as u64),
+            ("blocks_free", scheduler.blocks_free as u64),
+            ("blocks_promised", scheduler.blocks_promised as u64),
+            ("blocks_peak", stats.most_blocks_used as u64),
+            ("slots_allocated", scheduler.slots_allocated as u64),
+            ("slots_used", scheduler.slots_used as u64),
+            ("slot_steps_allocated", stats.slot_steps_allocated),
+            ("slot_steps_used", stats.slot_steps_used),
+            ("steps", scheduler.steps),
+            ("tokens_scheduled", scheduler.tokens_scheduled),
+            ("prompt_tokens", stats.prompt_tokens),
+            ("generation_tokens", stats.generation_tokens),
+            ("admitted", scheduler.admitted),
+            ("queue_time", scheduler.queue_time),
+            ("busy_time", stats.busy),
+            ("finished_stop", scheduler.finished.stop),
+            ("finished_length", scheduler.finished.length),
+            ("finished_abort", scheduler.finished.abort),
+            ("finished_error", scheduler.finished.error),
+        ];
+        let dict = PyDict::new(py);
+        for (name, count) in counts {
+            dict.set_item(name, count)?;
+        }
+        Ok(dict)
+    }
+
+    /// End the engine after its current step and give its memory back.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.handle.close());
+    }
+
+    /// The tokenizer; None for a model that has none.
+    #[getter]
+    fn tokenizer(&self) -> Option<TokenizerClass> {
+        self.tokenizer.clone().map(|inner| TokenizerClass { inner })
+    }
+
+    /// The model's own chat template.
+    #[getter]
+    fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    /// The family's name in the checkpoint.
+    #[getter]
+    fn architecture(&self) -> &str {
+        &self.config.architecture
+    }
+
+    /// The model's own name.
+    #[getter]
+    fn name(&self) -> Option<&str> {
+        self.config.name.as_deref()
+    }
+
+    /// Tokens that the model knows; prompts must stay below.
+    #[getter]
+    fn vocab_size(&self) -> usize {
+        self.config.spec.vocab_size
+    }
+
+    /// The longest sequence, prompt and output together.
+    #[getter]
+    fn max_model_len(&self) -> usize {
+        self.memory.max_model_len
+    }
+
+    /// Begins a text.
+    #[getter]
+    fn bos_token_id(&self) -> Option<u32> {
+        self.config.bos_token_id
+    }
+
+    /// Each of them ends an output.
+    #[getter]
+    fn eos_token_ids(&self) -> Vec<u32> {
+        self.config.eos_token_ids.clone()
+    }
+
+    /// Threads that compute.
+    #[getter]
+    fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Bytes of weights, KV cache and work memory, and of one token's KV.
+    #[getter]
+    fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("weight_bytes", self.memory.weight_bytes)?;
+        dict.set_item("kv_bytes", self.memory.kv_bytes)?;
+        dict.set_item("arena_bytes", self.memory.arena_bytes)?;
+        dict.set_item("kv_bytes_per_token", self.memory.kv_bytes_per_token)?;
+        Ok(dict)
+    }
+
+    /// The sampling that the checkpoint recommends; only what it says.
+    #[getter]
+    fn generation_defaults<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let defaults = &self.config.generation;
+        let dict = PyDict::new(py);
+        if let Some(do_sample) = defaults.do_sample {
+            dict.set_item("do_sample", do_sample)?;
+        }
+        if let Some(top_k) = defaults.top_k {
+            dict.set_item("top_k", top_k)?;
+        }
+        let numbers = [
+            ("temperature", defaults.temperature),
+            ("top_p", defaults.top_p),
+            ("min_p", defaults.min_p),
+            ("repetition_penalty", defaults.repetition_penalty),
+        ];
+        for (name, number) in numbers {
+            if let Some(number) = number {
+                dict.set_item(name, decimal(number))?;
+            }
+        }
+        Ok(dict)
+    }
+}
+
+impl Core {
+    fn reader(&self, params: &RequestParams) -> Reader {
+        let control = if params.skip_special_tokens { ControlTokensIn::Skipped } else { ControlTokensIn::Kept };
+        let tokenizer = self.tokenizer.as_deref().filter(|_| params.detokenize);
+        // A token that is both is the model's own end, unless that is ignored.
+        let own = |id: &&u32| params.ignore_eos || !self.config.eos_token_ids.contains(id);
+        Reader::new(tokenizer, control, params.stop_token_ids.iter().filter(own).copied().collect())
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // The engine's thread stayed in the process that was forked; waiting for it here would take forever.
+        if self.process != std::process::id() {
+            std::mem::forget(Arc::clone(&self.handle));
+        }
+    }
+}
+
+fn submission(prompt: Vec<u32>, params: RequestParams) -> Submission {
+    let sampling = SamplingParams {
+        temperature: params.temperature,
+        top_k: params.top_k,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        seed: 0,
+        max_tokens: params.max_tokens,
+        stop_token_ids: params.stop_token_ids,
+        ignore_eos: params.ignore_eos,
+        logprobs: params.logprobs,
+    };
+    Submission { prompt, seed: params.seed, params: sampling }
+}
+
+/// The double that reads like the single: 0.7 stays 0.7.
+fn decimal(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
+}
+
+/// Everything that is made while the GIL is released.
+struct Loaded {
+    config: ModelConfig,
+    chat_template: Option<String>,
+    tokenizer: Option<Tokenizer>,
+    started: Started,
+}
+
+impl Loaded {
+    fn open(
+        path: &std::path::Path,
+        device: Device,
+        tokenizer: Option<PathBuf>,
+        options: &Options,
+    ) -> Result<Loaded, LoadError> {
+        let mut checkpoint = Checkpoint::open(path)?;
+        let tokenizer = match (tokenizer, checkpoint.tokenizer()) {
+            (Some(file), _) => Some(Tokenizer::from_file(&file)?),
+            (None, TokenizerSource::File(file)) => Some(Tokenizer::from_file(file)?),
+            (None, TokenizerSource::Vocabulary(vocabulary)) => Some(Tokenizer::from_vocabulary(vocabulary)?),
+            (None, TokenizerSource::Missing) => None,
+        };
+        let started = device.start(path, &mut checkpoint, options)?;
+        Ok(Loaded {
+            config: checkpoint.config().clone(),
+            chat_template: checkpoint.chat_template().map(str::to_owned),
+            tokenizer,
+            started,
+        })
+    }
+}

@@ -1,0 +1,62 @@
+"""A serving engine for large language models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo._octavo import __version__
+    from octavo.errors import EngineDeadError, InvalidRequest, ModelLoadError, OctavoError
+    from octavo.llm import LLM
+    from octavo.outputs import CompletionOutput, EngineMetrics, Logprob, RequestMetrics, RequestOutput, StreamOutput
+    from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineDeadError",
+    "EngineMetrics",
+    "InvalidRequest",
+    "Logprob",
+    "ModelLoadError",
+    "OctavoError",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StreamOutput",
+    "__version__",
+]
+
+# Where each name lives. Nothing is imported before it is asked for, so that the command line answers at once.
+_HOMES = {
+    "LLM": "llm",
+    "CompletionOutput": "outputs",
+    "EngineDeadError": "errors",
+    "EngineMetrics": "outputs",
+    "InvalidRequest": "errors",
+    "Logprob": "outputs",
+    "ModelLoadError": "errors",
+    "OctavoError": "errors",
+    "RequestMetrics": "outputs",
+    "RequestOutput": "outputs",
+    "RequestOutputKind": "sampling_params",
+    "SamplingParams": "sampling_params",
+    "StreamOutput": "outputs",
+    "__version__": "_octavo",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"octavo.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,446 @@
+"""`LLM`: a model in this process, for many prompts at a time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from octavo.chat_template import ChatTemplate, Conversation, checked_messages, iter_conversations
+from octavo.collect import Collector, stream_output
+from octavo.errors import EngineDeadError, InvalidRequest
+from octavo.models import resolve
+from octavo.options import checked_engine_options, refuse_others
+from octavo.outputs import EngineMetrics, RequestOutput, StreamOutput
+from octavo.prompts import Prompts, TokenizedPrompt, TokensPrompt, tokenized_prompts
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from octavo._octavo import Core, Delta, Inbox, RequestParams, Tokenizer
+
+Device: TypeAlias = Literal["auto", "cpu", "reference"]
+Messages: TypeAlias = Conversation | Sequence[Conversation]
+
+# How long a wait may keep Python from seeing a signal.
+_WAIT_SECONDS = 0.05
+_MAX_COUNT = 2**32 - 1
+
+
+class LLM:
+    """A loaded model. Its methods may be called from several threads at once, and each call gets its own outputs.
+
+    Ctrl-C during a call ends that call's requests and raises `KeyboardInterrupt`; the object stays usable, and nothing of
+    the interrupted call remains in it. A process that was forked from the one that made the object cannot use it.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        tokenizer: str | os.PathLike[str] | None = None,
+        dtype: Literal["auto"] = "auto",
+        max_model_len: int | None = None,
+        seed: int = 0,
+        device: Device = "auto",
+        threads: int | None = None,
+        block_size: int = 16,
+        kv_cache_memory_bytes: int | None = None,
+        num_kv_blocks: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        chat_template: str | os.PathLike[str] | None = None,
+        generation_config: Literal["auto", "octavo"] = "auto",
+        served_model_name: str | None = None,
+        **other_options: object,
+    ) -> None:
+        """Load `model`: a GGUF file, a Hugging Face folder, a hub id in the local cache, or a bundled name.
+
+        `max_model_len` bounds prompt and output together (default: the model's context). The KV pool's size is given in
+        bytes or in blocks of `block_size` tokens; without either it holds at least one longest request.
+        `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a template's
+        text, or the file that holds it.
+        """
+        self._closed = True
+        refuse_others(other_options)
+        options = checked_engine_options(
+            threads=threads,
+            seed=seed,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_kv_blocks=num_kv_blocks,
+        )
+        if dtype != "auto":
+            raise InvalidRequest(f"dtype: found {dtype!r}, expected 'auto': no other is available yet in this version")
+        if generation_config not in ("auto", "octavo"):
+            raise InvalidRequest(f"generation_config: found {generation_config!r}, expected 'auto' or 'octavo'")
+        own_template = None if chat_template is None else ChatTemplate(_template_source(chat_template))
+        path = resolve(model)
+        from octavo._octavo import Core
+
+        self._core: Core = Core(path, device=device, tokenizer=_tokenizer_file(tokenizer), options=options)
+        self._process = os.getpid()
+        self._closed = False
+        self._chat_template = own_template
+        self._tokenizer = self._core.tokenizer
+        self._defaults = self._recommended() if generation_config == "auto" else SamplingParams()
+        self.served_model_name = served_model_name or os.fspath(model)
+        """The name under which the model is known to callers."""
+
+    # Generating
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; the outputs are in the order of the prompts.
+
+        A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. A text is only text:
+        what looks like a control token in it is none. `sampling_params` is one for all or one for each; without it the
+        checkpoint's recommendation counts. If one prompt is wrong, none is queued.
+        """
+        return self._generate(self._tokenized(prompts), sampling_params, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of a list of them, by the model's chat template.
+
+        A message is `{"role": ..., "content": ...}`; a content is a text or a list of text parts, which are joined with a
+        newline. Control tokens come from the template alone: one that is spelled in a message is text.
+        """
+        prompts = self._rendered(messages, add_generation_prompt, chat_template, chat_template_kwargs)
+        return self._generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[StreamOutput]:
+        """Continue each prompt and give out what each step adds, as it comes.
+
+        Wrong input is refused by the call itself. Closing the iterator, or dropping it, ends the requests.
+        """
+        return self._stream(self._tokenized(prompts), sampling_params)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> Iterator[StreamOutput]:
+        """Answer as `chat` does, and give out what each step adds, as it comes."""
+        prompts = self._rendered(messages, add_generation_prompt, chat_template, chat_template_kwargs)
+        return self._stream(prompts, sampling_params)
+
+    def default_sampling_params(self) -> SamplingParams:
+        """The parameters that count where none are given."""
+        return self._defaults
+
+    # Text
+
+    def render_chat(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[TokensPrompt]:
+        """The prompts that `chat` would use, one for each conversation."""
+        prompts = self._rendered(messages, add_generation_prompt, chat_template, chat_template_kwargs)
+        return [{"prompt": prompt.text or "", "prompt_token_ids": prompt.token_ids} for prompt in prompts]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """The token ids of `text`; what spells a control token becomes one only with `parse_special`."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"text: found {type(text).__name__}, expected a text")
+        try:
+            return self.get_tokenizer().encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"text: found a lone surrogate at {error.start}, expected Unicode text") from None
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        tokenizer = self.get_tokenizer()
+        # An empty list is a text as good as any, though no prompt.
+        ids = self._tokenized([token_ids])[0].token_ids if len(token_ids) else []
+        return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer itself; may be used from several threads at once."""
+        if self._tokenizer is None:
+            raise InvalidRequest("the model has no tokenizer; give one with LLM(tokenizer=...)")
+        return self._tokenizer
+
+    # The engine
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, prompt and output together."""
+        return self._core.max_model_len
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute."""
+        return self._core.threads
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes taken at load: `weight_bytes`, `kv_bytes`, `arena_bytes`; and `kv_bytes_per_token`."""
+        return self._core.memory
+
+    def get_metrics(self) -> EngineMetrics:
+        """A snapshot of the engine as of the end of its current step."""
+        self._check_usable()
+        return EngineMetrics.of(self._core.stats())
+
+    def close(self) -> None:
+        """End the engine and give its memory back; calls that still run get `EngineDeadError`. May be called again."""
+        if not self._closed and self._process == os.getpid():
+            self._closed = True
+            self._core.close()
+
+    def __enter__(self) -> LLM:
+        """Close at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # Private
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise EngineDeadError("this LLM is closed")
+        if self._process != os.getpid():
+            raise EngineDeadError(
+                f"this LLM belongs to process {self._process} and this is its fork {os.getpid()}: make one here instead"
+            )
+
+    def _recommended(self) -> SamplingParams:
+        """The checkpoint's recommendation over octavo's defaults, as far as it can be followed."""
+        found = dict(self._core.generation_defaults)
+        if found.pop("do_sample", True) is False:
+            found = {"temperature": 0.0}
+        if found.get("repetition_penalty") == 1.0:
+            del found["repetition_penalty"]
+        try:
+            return SamplingParams(**cast("dict[str, Any]", found))
+        except InvalidRequest as error:
+            self.close()
+            raise InvalidRequest(
+                f"the checkpoint's generation config: {error}; generation_config='octavo' ignores it"
+            ) from None
+
+    def _tokenized(self, prompts: object) -> list[TokenizedPrompt]:
+        self._check_usable()
+        return tokenized_prompts(prompts, tokenizer=self._tokenizer, vocab_size=self._core.vocab_size)
+
+    def _rendered(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool,
+        chat_template: str | None,
+        chat_template_kwargs: Mapping[str, object] | None,
+    ) -> list[TokenizedPrompt]:
+        self._check_usable()
+        tokenizer = self.get_tokenizer()
+        template = self._template(chat_template)
+        variables = {
+            "bos_token": self._token(self._core.bos_token_id),
+            "eos_token": self._token(*self._core.eos_token_ids),
+        }
+        conversations = [checked_messages(one, where=where) for where, one in iter_conversations(messages)]
+        prompts = []
+        for conversation in conversations:
+            rendered = template.render(
+                conversation,
+                tokenizer=tokenizer,
+                add_generation_prompt=add_generation_prompt,
+                variables=variables,
+                given=chat_template_kwargs or {},
+            )
+            ids = tokenizer.encode_marked(rendered.marked, rendered.marker)
+            prompts.append(TokenizedPrompt(rendered.text, ids))
+        return prompts
+
+    def _template(self, given: str | None) -> ChatTemplate:
+        if given is not None:
+            return ChatTemplate(given)
+        if self._chat_template is None:
+            source = self._core.chat_template
+            if source is None:
+                raise InvalidRequest("the model has no chat template; give one with chat_template=...")
+            self._chat_template = ChatTemplate(source)
+        return self._chat_template
+
+    def _token(self, *ids: int | None) -> str:
+        """The spelling of the first id, for templates; empty where there is none."""
+        known = [token for token in ids if token is not None]
+        return (self.get_tokenizer().token(known[0]) or "") if known else ""
+
+    def _generate(
+        self,
+        prompts: list[TokenizedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = self._params_of_each(sampling_params, len(prompts))
+        with ExitStack() as cleanup:
+            inbox = self._open_inbox(cleanup)
+            accepted = self._core.submit(inbox, [prompt.token_ids for prompt in prompts], self._lowered(params))
+            collectors = {
+                request: Collector(prompt, request, seed)
+                for prompt, (request, seed) in zip(prompts, accepted, strict=True)
+            }
+            progress = cleanup.enter_context(_Progress(len(prompts))) if use_tqdm else None
+            for delta in _deltas(inbox, len(collectors)):
+                collectors[delta.request].add(delta)
+                if progress is not None:
+                    progress.add(delta)
+            return [collector.output() for collector in collectors.values()]
+
+    def _stream(
+        self,
+        prompts: list[TokenizedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> Iterator[StreamOutput]:
+        params = self._params_of_each(sampling_params, len(prompts))
+        self._check_usable()
+        inbox = self._core.inbox()
+        accepted = self._core.submit(inbox, [prompt.token_ids for prompt in prompts], self._lowered(params))
+        places = {request: index for index, (request, _) in enumerate(accepted)}
+
+        def outputs() -> Iterator[StreamOutput]:
+            try:
+                for delta in _deltas(inbox, len(places)):
+                    yield stream_output(delta, places[delta.request])
+            finally:
+                inbox.abort()
+
+        return outputs()
+
+    def _open_inbox(self, cleanup: ExitStack) -> Inbox:
+        """An inbox whose requests end with the call, however that ends."""
+        self._check_usable()
+        inbox = self._core.inbox()
+        cleanup.callback(inbox.abort)
+        return inbox
+
+    def _params_of_each(
+        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if sampling_params is None:
+            return [self._defaults] * count
+        if isinstance(sampling_params, SamplingParams):
+            return [sampling_params] * count
+        each = list(sampling_params) if isinstance(sampling_params, Sequence) else None
+        if each is None or not all(isinstance(params, SamplingParams) for params in each):
+            raise InvalidRequest(
+                f"sampling_params: found {sampling_params!r}, expected a SamplingParams or a list of them"
+            )
+        if len(each) != count:
+            raise InvalidRequest(
+                f"sampling_params: found {len(each)}, expected one for all or one for each of {count} prompts"
+            )
+        return each
+
+    def _lowered(self, params: list[SamplingParams]) -> list[RequestParams]:
+        return [self._lowered_one(one, index) for index, one in enumerate(params)]
+
+    def _lowered_one(self, params: SamplingParams, index: int) -> RequestParams:
+        vocab_size = self._core.vocab_size
+        stop_token_ids = list(params.stop_token_ids or ())
+        for position, token in enumerate(stop_token_ids):
+            if token >= vocab_size:
+                raise InvalidRequest(
+                    f"prompt {index}: stop_token_ids[{position}]: found {token}, expected 0 to {vocab_size - 1}"
+                )
+        logprobs = params.logprobs
+        if logprobs is not None and logprobs > vocab_size:
+            raise InvalidRequest(
+                f"prompt {index}: logprobs: found {logprobs}, expected at most {vocab_size}, the size of the vocabulary"
+            )
+        return {
+            "temperature": params.temperature,
+            "top_k": min(max(params.top_k, 0), _MAX_COUNT),
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "seed": params.seed,
+            "max_tokens": None if params.max_tokens is None else min(params.max_tokens, _MAX_COUNT),
+            "stop_token_ids": stop_token_ids,
+            "ignore_eos": params.ignore_eos,
+            "logprobs": vocab_size if logprobs == -1 else logprobs,
+            "detokenize": params.detokenize,
+            "skip_special_tokens": params.skip_special_tokens,
+        }
+
+
+def _deltas(inbox: Inbox, unfinished: int) -> Iterator[Delta]:
+    """What arrives until every request has ended. The short waits let Python see signals."""
+    while unfinished:
+        for delta in inbox.recv(_WAIT_SECONDS):
+            unfinished -= delta.finish_reason is not None
+            yield delta
+
+
+class _Progress:
+    """A bar over requests, with the rate of generated tokens."""
+
+    def __init__(self, total: int) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+        self._started = time.monotonic()
+        self._tokens = 0
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def add(self, delta: Delta) -> None:
+        self._tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            rate = self._tokens / max(time.monotonic() - self._started, 1e-9)
+            self._bar.set_postfix_str(f"output: {rate:.1f} tok/s", refresh=False)
+            self._bar.update()
+
+
+def _template_source(chat_template: str | os.PathLike[str]) -> str:
+    """A template, or the content of the file that holds it: a path has no `{`."""
+    if isinstance(chat_template, str) and "{" in chat_template:
+        return chat_template
+    return Path(chat_template).expanduser().read_text(encoding="utf-8")
+
+
+def _tokenizer_file(tokenizer: str | os.PathLike[str] | None) -> Path | None:
+    """A `tokenizer.json`, or the one in a folder."""
+    if tokenizer is None:
+        return None
+    path = resolve(tokenizer)
+    return path / "tokenizer.json" if path.is_dir() else path
