@@ -127,17 +127,29 @@ impl fmt::Debug for AlignedBytes {
 }
 
 /// Hands out pieces of large chunks, so that many small matrices share huge pages and lie one after another.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Arena {
     chunk: Option<Arc<Chunk>>,
+    chunk_size: usize,
     used: usize,
     taken: usize,
+}
+
+impl Default for Arena {
+    fn default() -> Arena {
+        Arena::new()
+    }
 }
 
 impl Arena {
     /// An arena that has taken nothing yet.
     pub fn new() -> Arena {
-        Arena::default()
+        Arena { chunk: None, chunk_size: CHUNK, used: 0, taken: 0 }
+    }
+
+    /// An arena that gives each piece an allocation of its own.
+    pub fn sized_exactly() -> Arena {
+        Arena { chunk_size: 0, ..Arena::new() }
     }
 
     /// Takes `len` zeroed bytes. They live as long as the piece, whatever becomes of the arena.
@@ -150,7 +162,7 @@ impl Arena {
         let chunk = match &self.chunk {
             Some(chunk) if chunk.layout.size() - self.used >= size => Arc::clone(chunk),
             _ => {
-                let chunk = Arc::new(Chunk::new(size.max(CHUNK)).ok_or_else(refuse)?);
+                let chunk = Arc::new(Chunk::new(size.max(self.chunk_size)).ok_or_else(refuse)?);
                 self.used = 0;
                 self.chunk = Some(Arc::clone(&chunk));
                 chunk

@@ -256,13 +256,18 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: the token proves the instruction set; so in all that follow. A prefetch cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
     fn splat(self, value: f32) -> Floats {
-        // SAFETY: the token proves the instruction set; so in all that follow.
+        // SAFETY: as in `prefetch`.
         unsafe { [_mm256_set1_ps(value); 2] }
     }
     #[inline(always)]
     fn splat_int(self, value: i32) -> Ints {
-        // SAFETY: as in `splat`.
+        // SAFETY: as in `prefetch`.
         unsafe { [_mm256_set1_epi32(value); 2] }
     }
     halves! {
@@ -296,7 +301,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn select(self, mask: u16, yes: Floats, no: Floats) -> Floats {
-        // SAFETY: as in `splat`.
+        // SAFETY: as in `prefetch`.
         unsafe {
             let mask = _mm256_set1_epi32(i32::from(mask));
             let low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
@@ -308,13 +313,13 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn round_bf16(self, value: Floats) -> Floats {
-        // SAFETY: as in `splat`.
+        // SAFETY: as in `prefetch`.
         unsafe { [keep_upper(round_bf16(value[0])), keep_upper(round_bf16(value[1]))] }
     }
 
     #[inline(always)]
     fn fold(self, value: Floats) -> f32 {
-        // SAFETY: as in `splat`.
+        // SAFETY: as in `prefetch`.
         unsafe {
             let a = _mm256_add_ps(value[0], value[1]);
             let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
@@ -324,7 +329,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn fold_max(self, value: Floats) -> f32 {
-        // SAFETY: as in `splat`.
+        // SAFETY: as in `prefetch`.
         unsafe {
             let a = _mm256_max_ps(value[0], value[1]);
             let a = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
@@ -334,7 +339,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn fold_int(self, value: Ints) -> i32 {
-        // SAFETY: as in `splat`.
+        // SAFETY: as in `prefetch`.
         unsafe {
             let a = _mm256_add_epi32(value[0], value[1]);
             let a = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
@@ -344,7 +349,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn fold_max_int(self, value: Ints) -> i32 {
-        // SAFETY: as in `splat`.
+        // SAFETY: as in `prefetch`.
         unsafe {
             let a = _mm256_max_epi32(value[0], value[1]);
             let a = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));

@@ -21,6 +21,8 @@ pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::{Avx512, Avx512Bf16};
 pub use scalar::Scalar;
+#[cfg(test)]
+pub(crate) use tests::random_bits;
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
@@ -93,6 +95,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 4 bytes are readable at `from`.
     unsafe fn broadcast_bytes(self, from: *const u8) -> Self::I;
+
+    /// Asks for the cache line at `at`, which need not be valid.
+    fn prefetch(self, at: *const u8);
 
     /// `value` in every lane.
     fn splat(self, value: f32) -> Self::F;

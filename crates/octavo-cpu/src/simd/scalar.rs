@@ -128,6 +128,9 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn prefetch(self, _at: *const u8) {}
+
+    #[inline(always)]
     fn splat(self, value: f32) -> Floats {
         [value; LANES]
     }

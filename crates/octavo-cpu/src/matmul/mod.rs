@@ -1,0 +1,215 @@
+//! Packed weights times rounded activations: `output[row][n] = sum over k of W[n][k] * activation[row][k]`.
+//!
+//! The arithmetic of one output, columns ascending:
+//! - 4- and 8-bit formats, for each group of 32: `dot` = exact integer sum of (code - zero) * activation code;
+//!   `t = dot * activation scale`, `f = fma(t, scale, f)`; Q4_1 then `f = fma(minimum, activation scaled sum, f)`.
+//! - BF16, for each pair of columns: the odd product, then the even one, each `f = fma(w, x, f)`.
+//! - F16, F32: `f = fma(w, x, f)`.
+//!
+//! Invariant (row invariance): nothing of this depends on how many rows or tiles a call computes, on the thread, or on
+//! the instruction set (BF16 subnormals apart, see [`crate::simd::Simd::dot_bf16`]). Kernels of several widths exist only to
+//! reuse weights while they are in registers.
+
+mod kernels;
+#[cfg(test)]
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod twin;
+
+use std::ops::Range;
+
+use octavo_backend::WeightFormat;
+
+use self::kernels::{Bf16, F16, F32, Q4_0, Q4_1, Q8_0, Weights, select_tile};
+use crate::{
+    activation::{Activations, ROW_BLOCK},
+    isa::Isa,
+    pack::{PackedMatrix, Part, TILE_ROWS, input_rounding},
+    simd::Simd,
+};
+
+/// Rows whose activations stay in the second-level cache while all tiles pass by: 128 rows of 4096 8-bit values are
+/// 800 KB.
+const CACHED_ROWS: usize = 128;
+
+/// What to do with a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Write it.
+    Store,
+    /// Add it to what is there (a residual stream).
+    Add,
+}
+
+/// Where the results go: output `n` of row `r` is element `r * stride + n`.
+#[derive(Debug, Clone, Copy)]
+pub struct Output {
+    /// Output 0 of row 0.
+    pub start: *mut f32,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    /// Whether to write or to add.
+    pub mode: Mode,
+}
+
+// SAFETY: an address; whoever runs a matmul vouches for the memory behind it.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+/// One tile times a few rows.
+#[derive(Debug)]
+struct TileJob {
+    weights: *const u8,
+    activations: *const u8,
+    columns: usize,
+    out: *mut f32,
+    stride: usize,
+    /// Outputs of the tile that exist.
+    lanes: usize,
+    mode: Mode,
+}
+
+type TileKernel = unsafe fn(&TileJob);
+
+/// The kernel of each number of rows at once, from 1.
+type TileKernels = [TileKernel; ROW_BLOCK];
+
+/// The matmul kernels of one instruction set.
+#[derive(Debug, Clone)]
+pub struct Matmul {
+    /// Rows that a kernel takes at once, at most.
+    rows_at_once: usize,
+    q4_0: TileKernels,
+    q4_1: TileKernels,
+    q8_0: TileKernels,
+    bf16: TileKernels,
+    f16: TileKernels,
+    f32: TileKernels,
+}
+
+impl Matmul {
+    /// The kernels for `isa`.
+    ///
+    /// # Panics
+    /// If this machine lacks it.
+    pub fn new(isa: Isa) -> Matmul {
+        Matmul {
+            rows_at_once: rows_at_once(isa),
+            q4_0: tile_kernels::<Q4_0>(isa),
+            q4_1: tile_kernels::<Q4_1>(isa),
+            q8_0: tile_kernels::<Q8_0>(isa),
+            bf16: tile_kernels::<Bf16>(isa),
+            f16: tile_kernels::<F16>(isa),
+            f32: tile_kernels::<F32>(isa),
+        }
+    }
+
+    /// Computes the outputs of `tiles` for `rows`.
+    ///
+    /// Workers share a matmul by calling this on disjoint ranges of tiles or of rows; the cut changes no bit.
+    ///
+    /// # Panics
+    /// If rows or tiles do not exist, widths differ, or the activations lack a rounding that the weights need.
+    ///
+    /// # Safety
+    /// The outputs of these rows and tiles ([`PackedMatrix::rows_of_tiles`]) are valid for writes, and for reads with
+    /// [`Mode::Add`]; no other thread accesses them, or writes these rows of the activations, meanwhile.
+    pub unsafe fn run(
+        &self,
+        matrix: &PackedMatrix,
+        activations: &Activations,
+        rows: Range<usize>,
+        tiles: Range<usize>,
+        output: Output,
+    ) {
+        assert_eq!(matrix.columns(), activations.columns(), "columns of weights and activations");
+        assert!(rows.end <= activations.rows(), "rows {rows:?} of {}", activations.rows());
+        assert!(tiles.end <= matrix.tiles(), "tiles {tiles:?} of {}", matrix.tiles());
+        for block in rows.clone().step_by(CACHED_ROWS) {
+            let block = block..rows.end.min(block + CACHED_ROWS);
+            for part in matrix.parts() {
+                let tiles = tiles.start.max(part.first_tile)..tiles.end.min(part.end_tile());
+                for tile in tiles {
+                    // SAFETY: the caller's; the tile is in this part.
+                    unsafe { self.run_tile(matrix, part, tile - part.first_tile, activations, block.clone(), output) }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Matmul::run`]; `tile` counts within `part`.
+    unsafe fn run_tile(
+        &self,
+        matrix: &PackedMatrix,
+        part: &Part,
+        tile: usize,
+        activations: &Activations,
+        rows: Range<usize>,
+        output: Output,
+    ) {
+        let kernels = self.kernels(part.format);
+        let first_output = part.first_row + tile * TILE_ROWS;
+        let mut job = TileJob {
+            weights: matrix.tile(part, tile),
+            activations: std::ptr::null(),
+            columns: matrix.columns(),
+            out: output.start,
+            stride: output.stride,
+            lanes: TILE_ROWS.min(part.rows - tile * TILE_ROWS),
+            mode: output.mode,
+        };
+        let mut row = rows.start;
+        while row < rows.end {
+            let count = self.rows_at_once.min(ROW_BLOCK - row % ROW_BLOCK).min(rows.end - row);
+            let Some(first) = activations.row(input_rounding(part.format), row) else {
+                panic!("activations have no rounding for {} weights", part.format)
+            };
+            job.activations = first;
+            job.out = output.start.wrapping_add(row * output.stride + first_output);
+            // SAFETY: the tile and the records have `columns` columns, the rows lie in one block; outputs are the
+            // caller's.
+            unsafe { kernels[count - 1](&job) };
+            row += count;
+        }
+    }
+
+    fn kernels(&self, format: WeightFormat) -> &TileKernels {
+        match format {
+            WeightFormat::Q4_0 => &self.q4_0,
+            WeightFormat::Q4_1 => &self.q4_1,
+            WeightFormat::Q8_0 => &self.q8_0,
+            WeightFormat::Bf16 => &self.bf16,
+            WeightFormat::F16 => &self.f16,
+            WeightFormat::F32 => &self.f32,
+        }
+    }
+}
+
+fn rows_at_once(isa: Isa) -> usize {
+    match isa {
+        Isa::Scalar => crate::simd::Scalar::ROWS,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => crate::simd::Avx2::ROWS,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 => crate::simd::Avx512::ROWS,
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => crate::simd::Scalar::ROWS,
+    }
+}
+
+fn tile_kernels<W: Weights>(isa: Isa) -> TileKernels {
+    [
+        select_tile::<W, 1>(isa),
+        select_tile::<W, 2>(isa),
+        select_tile::<W, 3>(isa),
+        select_tile::<W, 4>(isa),
+        select_tile::<W, 5>(isa),
+        select_tile::<W, 6>(isa),
+        select_tile::<W, 7>(isa),
+        select_tile::<W, 8>(isa),
+    ]
+}

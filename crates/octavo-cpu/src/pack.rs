@@ -1,0 +1,431 @@
+//! Weights in the order in which the kernels read them.
+//!
+//! A matrix is cut into tiles of 16 rows; a tile is one sequential stream, scales inline. With `r` a row of the tile and
+//! `k` a column, the streams are:
+//!
+//! | format | for each 32 columns (4- and 8-bit formats), or as a whole |
+//! | --- | --- |
+//! | Q4_1 | 4 x 64 B codes, 16 f16 scales, 16 f16 minima |
+//! | Q4_0 | 4 x 64 B codes (with the zero point 8 still in), 16 f16 scales |
+//! | Q8_0 | 8 x 64 B codes + 128, 16 f16 scales |
+//! | BF16 | `[k / 2][r][2]`, a last odd column paired with zeros |
+//! | F16, F32 | `[k][r]` |
+//!
+//! 64 bytes of codes are `[16 rows][4 bytes]`. In 8 bits, vector `i` holds columns `4i..4i + 4`; in 4 bits its low
+//! nibbles hold columns `8i..8i + 4` and its high nibbles `8i + 4..8i + 8`. So one register is 16 rows, each lane takes
+//! four products with the same four activations, and nothing is ever shuffled.
+
+use half::{bf16, f16};
+use octavo_backend::{BackendError, Codes, InputRounding, Matrix, WeightFormat};
+
+use crate::{
+    activation::RoundingSet,
+    arena::{AlignedBytes, Arena},
+};
+
+/// Rows of a tile.
+pub const TILE_ROWS: usize = 16;
+
+/// Columns that share scales.
+pub const GROUP: usize = octavo_backend::numerics::ACTIVATION_GROUP;
+
+/// Bytes of one vector of codes.
+const VECTOR: usize = 64;
+/// Bytes of 16 half-precision scales.
+const SCALES: usize = 32;
+
+/// How one packed format lays out a group, as far as packing is concerned.
+#[derive(Debug, Clone, Copy)]
+struct GroupLayout {
+    /// Bits of a code.
+    code_bits: usize,
+    /// Added to a code to make it unsigned.
+    bias: i32,
+    /// Rows of 16 half-precision numbers after the codes: scales, then minima.
+    scale_rows: usize,
+}
+
+impl GroupLayout {
+    /// None for formats without groups.
+    fn of(format: WeightFormat) -> Option<GroupLayout> {
+        match format {
+            WeightFormat::Q4_0 => Some(GroupLayout { code_bits: 4, bias: 8, scale_rows: 1 }),
+            WeightFormat::Q4_1 => Some(GroupLayout { code_bits: 4, bias: 0, scale_rows: 2 }),
+            WeightFormat::Q8_0 => Some(GroupLayout { code_bits: 8, bias: 128, scale_rows: 1 }),
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => None,
+        }
+    }
+
+    fn code_bytes(self) -> usize {
+        TILE_ROWS * GROUP * self.code_bits / 8
+    }
+
+    fn bytes(self) -> usize {
+        self.code_bytes() + self.scale_rows * SCALES
+    }
+
+    /// The byte and the shift at which a row's code of one column lies.
+    fn place(self, row: usize, column: usize) -> (usize, usize) {
+        match self.code_bits {
+            4 => (column / 8 * VECTOR + row * 4 + column % 4, column / 4 % 2 * 4),
+            _ => (column / 4 * VECTOR + row * 4 + column % 4, 0),
+        }
+    }
+
+    fn write(self, group: &mut [u8], row: usize, codes: &Codes) {
+        for (column, code) in codes.codes.into_iter().enumerate() {
+            let (byte, shift) = self.place(row, column);
+            group[byte] |= ((i32::from(code) + self.bias) as u8) << shift;
+        }
+        for (index, value) in [codes.scale, codes.minimum].into_iter().take(self.scale_rows).enumerate() {
+            let at = self.code_bytes() + index * SCALES + row * 2;
+            group[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+        }
+    }
+
+    fn read(self, group: &[u8], row: usize) -> Codes {
+        let mask = (1 << self.code_bits) - 1;
+        let mut codes = [0; GROUP];
+        for (column, code) in codes.iter_mut().enumerate() {
+            let (byte, shift) = self.place(row, column);
+            *code = ((i32::from(group[byte]) >> shift & mask) - self.bias) as i8;
+        }
+        let half_row = |index: usize| {
+            let at = self.code_bytes() + index * SCALES + row * 2;
+            f16::from_le_bytes([group[at], group[at + 1]]).to_f32()
+        };
+        Codes { scale: half_row(0), minimum: if self.scale_rows > 1 { half_row(1) } else { 0.0 }, codes }
+    }
+}
+
+/// Bytes of one tile.
+fn tile_bytes(format: WeightFormat, columns: usize) -> usize {
+    match GroupLayout::of(format) {
+        Some(layout) => columns / GROUP * layout.bytes(),
+        None if format == WeightFormat::Bf16 => columns.div_ceil(2) * VECTOR,
+        None if format == WeightFormat::F16 => columns * TILE_ROWS * 2,
+        None => columns * TILE_ROWS * 4,
+    }
+}
+
+/// How the CPU backend rounds the input of a matmul with weights of this format.
+pub fn input_rounding(format: WeightFormat) -> InputRounding {
+    match format {
+        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => InputRounding::Int8Group32,
+        WeightFormat::Bf16 => InputRounding::Bf16,
+        WeightFormat::F16 | WeightFormat::F32 => InputRounding::None,
+    }
+}
+
+/// Matrices stacked by rows, packed; each keeps its format.
+#[derive(Debug)]
+pub struct PackedMatrix {
+    columns: usize,
+    parts: Vec<Part>,
+    data: AlignedBytes,
+}
+
+/// One of the stacked matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Of the weights.
+    pub format: WeightFormat,
+    /// Rows, without the padding of the last tile.
+    pub rows: usize,
+    /// Its first row in the stack.
+    pub first_row: usize,
+    /// Its first tile in the stack.
+    pub first_tile: usize,
+    /// Bytes of each of its tiles.
+    pub tile_bytes: usize,
+    /// Bytes before its first tile.
+    pub offset: usize,
+}
+
+impl Part {
+    fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+
+    /// One past its last tile in the stack.
+    pub fn end_tile(&self) -> usize {
+        self.first_tile + self.tiles()
+    }
+}
+
+impl PackedMatrix {
+    /// Packs matrices of equal width into memory of their own.
+    ///
+    /// # Errors
+    /// Widths that differ, a width or an amount of data that does not fit a format, memory that cannot be had.
+    pub fn pack(parts: &[Matrix]) -> Result<PackedMatrix, BackendError> {
+        PackedMatrix::pack_in(&mut Arena::sized_exactly(), parts)
+    }
+
+    /// Packs matrices of equal width into an arena, after what is there already.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::pack`].
+    pub fn pack_in(arena: &mut Arena, matrices: &[Matrix]) -> Result<PackedMatrix, BackendError> {
+        let columns = matrices.first().map_or(0, |matrix| matrix.columns);
+        let mut parts = Vec::with_capacity(matrices.len());
+        let (mut first_row, mut first_tile, mut offset) = (0, 0, 0usize);
+        for matrix in matrices {
+            check(matrix, columns)?;
+            let format = matrix.data.format;
+            let part = Part {
+                format,
+                rows: matrix.rows,
+                first_row,
+                first_tile,
+                tile_bytes: tile_bytes(format, columns),
+                offset,
+            };
+            first_row += part.rows;
+            first_tile = part.end_tile();
+            // Each part starts on a cache line.
+            offset += (part.tiles() * part.tile_bytes).next_multiple_of(VECTOR);
+            parts.push(part);
+        }
+        let mut data = arena.take("packed weights", offset)?;
+        for (part, matrix) in parts.iter().zip(matrices) {
+            let bytes = &mut data.elements_mut::<u8>()[part.offset..];
+            for tile in 0..part.tiles() {
+                pack_tile(matrix, tile, &mut bytes[tile * part.tile_bytes..(tile + 1) * part.tile_bytes]);
+            }
+        }
+        Ok(PackedMatrix { columns, parts, data })
+    }
+
+    /// Outputs: the rows of all parts, without padding.
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(|part| part.rows).sum()
+    }
+
+    /// Inputs.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Tiles of all parts; the unit in which workers share a matmul.
+    pub fn tiles(&self) -> usize {
+        self.parts.last().map_or(0, Part::end_tile)
+    }
+
+    /// Packed size: what one pass reads.
+    pub fn bytes(&self) -> usize {
+        self.data.len()
+    }
+
+    /// The roundings that the inputs of a matmul with this matrix need.
+    pub fn input_roundings(&self) -> RoundingSet {
+        self.parts.iter().map(|part| input_rounding(part.format)).collect()
+    }
+
+    /// The range of outputs that a range of tiles computes.
+    ///
+    /// # Panics
+    /// If the tiles do not exist.
+    pub fn rows_of_tiles(&self, tiles: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        assert!(tiles.start <= tiles.end && tiles.end <= self.tiles(), "tiles {tiles:?} of {}", self.tiles());
+        let start_of = |tile: usize| match self.parts.iter().find(|part| tile < part.end_tile()) {
+            Some(part) => part.first_row + (tile - part.first_tile) * TILE_ROWS,
+            None => self.rows(),
+        };
+        start_of(tiles.start)..start_of(tiles.end)
+    }
+
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The first byte of a part's tile, counted within the part.
+    pub(crate) fn tile(&self, part: &Part, tile: usize) -> *const u8 {
+        let start = part.offset + tile * part.tile_bytes;
+        self.data.elements::<u8>()[start..start + part.tile_bytes].as_ptr()
+    }
+
+    /// One row as `f32`, the same as [`Matrix::dequantize_row`] of the matrix it came from.
+    ///
+    /// # Panics
+    /// If the row does not exist or `output` is shorter than [`PackedMatrix::columns`].
+    pub fn dequantize_row(&self, row: usize, output: &mut [f32]) {
+        let part = self.parts.iter().find(|part| (part.first_row..part.first_row + part.rows).contains(&row));
+        let Some(part) = part else { panic!("row {row} of {}", self.rows()) };
+        let (tile, row) = ((row - part.first_row) / TILE_ROWS, (row - part.first_row) % TILE_ROWS);
+        let start = part.offset + tile * part.tile_bytes;
+        let bytes = &self.data.elements::<u8>()[start..start + part.tile_bytes];
+        let output = &mut output[..self.columns];
+        if let Some(layout) = GroupLayout::of(part.format) {
+            for (group, out) in bytes.chunks_exact(layout.bytes()).zip(output.chunks_exact_mut(GROUP)) {
+                let codes = layout.read(group, row);
+                for (out, code) in out.iter_mut().zip(codes.codes) {
+                    *out = codes.scale * f32::from(code) + codes.minimum;
+                }
+            }
+            return;
+        }
+        for (column, out) in output.iter_mut().enumerate() {
+            *out = dense_element(part.format, bytes, row, column);
+        }
+    }
+}
+
+/// The byte at which a dense tile holds one element.
+fn dense_place(format: WeightFormat, row: usize, column: usize) -> usize {
+    match format {
+        WeightFormat::Bf16 => column / 2 * VECTOR + row * 4 + column % 2 * 2,
+        WeightFormat::F16 => (column * TILE_ROWS + row) * 2,
+        _ => (column * TILE_ROWS + row) * 4,
+    }
+}
+
+fn dense_element(format: WeightFormat, tile: &[u8], row: usize, column: usize) -> f32 {
+    let b = &tile[dense_place(format, row, column)..];
+    match format {
+        WeightFormat::Bf16 => bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+        WeightFormat::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
+        _ => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+    }
+}
+
+fn check(matrix: &Matrix, columns: usize) -> Result<(), BackendError> {
+    let format = matrix.data.format;
+    if matrix.columns != columns {
+        return Err(BackendError::Unsupported {
+            what: "columns of stacked matrices",
+            found: matrix.columns.to_string(),
+            expected: format!("{columns} as in the first"),
+        });
+    }
+    let bytes = format.row_bytes(columns).and_then(|row| row.checked_mul(matrix.rows));
+    match bytes {
+        None => Err(BackendError::Unsupported {
+            what: "columns of a block-quantised matrix",
+            found: format!("{columns} in {format}"),
+            expected: format!("a multiple of {GROUP}"),
+        }),
+        Some(expected) if expected != matrix.data.bytes.len() => Err(BackendError::Unsupported {
+            what: "size of a matrix",
+            found: format!("{} bytes", matrix.data.bytes.len()),
+            expected: format!("{expected} bytes for {} x {columns} in {format}", matrix.rows),
+        }),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Fills one tile, which is all zeros. Rows beyond the last stay so; their outputs are never stored.
+fn pack_tile(matrix: &Matrix, tile: usize, bytes: &mut [u8]) {
+    let format = matrix.data.format;
+    let first = tile * TILE_ROWS;
+    for row in 0..TILE_ROWS.min(matrix.rows - first) {
+        let source = matrix.row_bytes(first + row);
+        if let Some(layout) = GroupLayout::of(format) {
+            for (group, bytes) in bytes.chunks_exact_mut(layout.bytes()).enumerate() {
+                layout.write(bytes, row, &format.decode_block(source, group));
+            }
+            continue;
+        }
+        let size = if format == WeightFormat::F32 { 4 } else { 2 };
+        for (column, element) in source.chunks_exact(size).enumerate() {
+            let at = dense_place(format, row, column);
+            bytes[at..at + size].copy_from_slice(element);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use octavo_backend::WeightData;
+
+    use super::*;
+    use crate::matmul::samples::random_matrix;
+
+    const FORMATS: [WeightFormat; 6] = [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::Bf16,
+        WeightFormat::Q4_0,
+        WeightFormat::Q4_1,
+        WeightFormat::Q8_0,
+    ];
+
+    #[test]
+    fn a_packed_row_reads_back_as_it_was() {
+        for format in FORMATS {
+            for (rows, columns) in [(1, 32), (5, 96), (16, 64), (33, 576)] {
+                let matrix = random_matrix(format, rows, columns, 11);
+                let packed = PackedMatrix::pack(std::slice::from_ref(&matrix)).unwrap();
+                assert_eq!((packed.rows(), packed.columns()), (rows, columns));
+                let (mut found, mut expected) = (vec![0.0f32; columns], vec![0.0f32; columns]);
+                for row in 0..rows {
+                    packed.dequantize_row(row, &mut found);
+                    matrix.dequantize_row(row, &mut expected);
+                    let bits = |row: &[f32]| row.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&found), bits(&expected), "{format} {rows} x {columns}, row {row}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn dense_formats_take_any_width() {
+        for format in [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16] {
+            let matrix = random_matrix(format, 3, 43, 5);
+            let packed = PackedMatrix::pack(std::slice::from_ref(&matrix)).unwrap();
+            let (mut found, mut expected) = ([0.0f32; 43], [0.0f32; 43]);
+            packed.dequantize_row(2, &mut found);
+            matrix.dequantize_row(2, &mut expected);
+            assert_eq!(found, expected, "{format}");
+        }
+    }
+
+    #[test]
+    fn stacked_parts_start_on_tiles_of_their_own() {
+        let parts = [
+            random_matrix(WeightFormat::Q4_1, 5, 64, 1),
+            random_matrix(WeightFormat::Q8_0, 17, 64, 2),
+            random_matrix(WeightFormat::Bf16, 16, 64, 3),
+        ];
+        let packed = PackedMatrix::pack(&parts).unwrap();
+        assert_eq!((packed.rows(), packed.tiles()), (38, 4));
+        assert_eq!(packed.rows_of_tiles(0..1), 0..5);
+        assert_eq!(packed.rows_of_tiles(1..3), 5..22);
+        assert_eq!(packed.rows_of_tiles(3..4), 22..38);
+        assert_eq!(packed.rows_of_tiles(4..4), 38..38);
+        let mut found = [0.0; 64];
+        let mut expected = [0.0; 64];
+        packed.dequantize_row(21, &mut found);
+        parts[1].dequantize_row(16, &mut expected);
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_group_takes_the_bytes_that_the_table_says() {
+        for (format, bytes) in [
+            (WeightFormat::Q4_1, 320),
+            (WeightFormat::Q4_0, 288),
+            (WeightFormat::Q8_0, 544),
+            (WeightFormat::Bf16, 1024),
+            (WeightFormat::F16, 1024),
+            (WeightFormat::F32, 2048),
+        ] {
+            assert_eq!(tile_bytes(format, 32), bytes, "{format}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_numbers() {
+        let mut short = random_matrix(WeightFormat::Q8_0, 2, 64, 1);
+        short.data.bytes.to_mut().pop();
+        let error = PackedMatrix::pack(&[short]).unwrap_err().to_string();
+        assert!(error.contains("135 bytes") && error.contains("136 bytes"), "{error}");
+        let data = WeightData { format: WeightFormat::Q4_0, bytes: Cow::Borrowed(&[0; 27]) };
+        let error = PackedMatrix::pack(&[Matrix { rows: 1, columns: 48, data }]).unwrap_err().to_string();
+        assert!(error.contains("48 in Q4_0"), "{error}");
+        let parts = [random_matrix(WeightFormat::F32, 1, 32, 1), random_matrix(WeightFormat::F32, 1, 64, 1)];
+        assert!(PackedMatrix::pack(&parts).unwrap_err().to_string().contains("64"));
+    }
+}

@@ -1,0 +1,120 @@
+//! What this machine can do at best, measured: the limits that benchmarks are printed beside.
+//!
+//! Both functions measure one thread; a machine's limit is the sum over all its threads, measured at once.
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    isa::Isa,
+    simd::{Simd, simd_shells},
+};
+
+/// Dot steps of one accumulator in one call.
+const STEPS: usize = 4096;
+
+/// Operations of one dot step: 64 multiplications and 64 additions.
+const OPERATIONS: usize = 128;
+
+/// Independent sums: enough to hide the latency of the dot product instruction where it issues twice a cycle, and few
+/// enough for 16 registers where a vector takes two.
+fn accumulators(isa: Isa) -> usize {
+    if isa >= Isa::Avx512 { 12 } else { 4 }
+}
+
+/// Integer dot product throughput of the calling thread, in operations a second (a multiplication and an addition are
+/// two): the best call within `time`.
+pub fn dot_peak(isa: Isa, time: Duration) -> f64 {
+    let run = if accumulators(isa) == 12 { select_dots::<12>(isa) } else { select_dots::<4>(isa) };
+    let operations = STEPS * accumulators(isa) * OPERATIONS;
+    // SAFETY: the kernel touches no memory.
+    best_rate(operations, time, || unsafe { run(black_box(0x0102_0301)) })
+}
+
+/// Read bandwidth of the calling thread, in bytes a second: the best pass over `buffer` within `time`.
+///
+/// Memory bandwidth takes a buffer several times as large as the last-level cache.
+pub fn read_bandwidth(isa: Isa, buffer: &[u8], time: Duration) -> f64 {
+    let run = select_read(isa);
+    // SAFETY: pointer and length of one slice.
+    best_rate(buffer.len(), time, || unsafe { run(buffer.as_ptr(), buffer.len()) })
+}
+
+/// Calls `run` until `time` has passed, at least twice, and returns amount / shortest duration.
+fn best_rate(amount: usize, time: Duration, run: impl Fn() -> i32) -> f64 {
+    let start = Instant::now();
+    let mut shortest = f64::INFINITY;
+    let mut calls = 0;
+    while calls < 2 || start.elapsed() < time {
+        let begin = Instant::now();
+        black_box(run());
+        shortest = shortest.min(begin.elapsed().as_secs_f64());
+        calls += 1;
+    }
+    amount as f64 / shortest
+}
+
+#[inline(always)]
+unsafe fn dots<S: Simd, const N: usize>(simd: S, bytes: i32) -> i32 {
+    let operand = simd.splat_int(bytes);
+    let mut sums = [simd.start_nibbles(operand); N];
+    for (i, sum) in sums.iter_mut().enumerate() {
+        // Sums that begin alike would be computed once.
+        *sum = simd.dot_nibbles(*sum, operand, simd.splat_int(i as i32));
+    }
+    for _ in 0..STEPS {
+        for sum in &mut sums {
+            *sum = simd.dot_nibbles(*sum, operand, operand);
+        }
+    }
+    let mut total = operand;
+    for sum in sums {
+        total = simd.add_int(total, simd.finish_nibbles(sum, operand));
+    }
+    simd.fold_int(total)
+}
+
+#[inline(always)]
+unsafe fn read<S: Simd>(simd: S, from: *const u8, len: usize) -> i32 {
+    let mut sums = [simd.splat_int(0); 4];
+    for at in (0..len / 256 * 256).step_by(256) {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's: `len` bytes are readable.
+            *sum = simd.add_int(*sum, unsafe { simd.load_bytes(from.add(at + i * 64)) });
+        }
+    }
+    let total = simd.add_int(simd.add_int(sums[0], sums[1]), simd.add_int(sums[2], sums[3]));
+    simd.fold_int(total)
+}
+
+simd_shells! {
+    fn select_dots[const N: usize][N] = dots(bytes: i32) -> i32;
+    fn select_read[][] = read(from: *const u8, len: usize) -> i32;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_positive_and_finite_on_every_instruction_set() {
+        let buffer = vec![1u8; 1 << 16];
+        for isa in Isa::supported() {
+            for limit in [dot_peak(isa, Duration::ZERO), read_bandwidth(isa, &buffer, Duration::ZERO)] {
+                assert!(limit.is_finite() && limit > 1e6, "{isa}: {limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pass_reads_the_whole_buffer() {
+        let buffer: Vec<i32> = (0..1024).collect();
+        for isa in Isa::supported() {
+            // SAFETY: pointer and length of one slice.
+            let sum = unsafe { select_read(isa)(buffer.as_ptr().cast(), 4096) };
+            assert_eq!(sum, 1023 * 512, "{isa}");
+        }
+    }
+}
