@@ -74,11 +74,16 @@ fn refuse_kinds(metadata: &Metadata<'_>) -> Result<(), ModelError> {
     {
         return Err(metadata.unsupported("general.type", format!("{kind:?}"), "\"model\""));
     }
-    for (key, expected) in [("split.count", 1.0), ("general.quantization_version", 2.0)] {
-        match metadata.number(key)? {
-            Some(number) if number != expected => return Err(metadata.unsupported(key, number, expected)),
-            _ => {}
+    match metadata.number("split.count")? {
+        Some(count) if count > 1.0 => {
+            return Err(metadata.unsupported("split.count", count, "a model in one file"));
         }
+        _ => {}
+    }
+    const VERSION: &str = "general.quantization_version";
+    match metadata.number(VERSION)? {
+        Some(version) if version != 2.0 => return Err(metadata.unsupported(VERSION, version, 2)),
+        _ => {}
     }
     Ok(())
 }
