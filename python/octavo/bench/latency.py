@@ -98,8 +98,8 @@ def measure(llm: LLM, *, repeats: int, report: Callable[[str], None] = lambda _:
         decode_tok_s=Series(tuple(found["decode"])),
         read_gb_s=Series(tuple(found["read"])),
         dot_gops=Series(tuple(found["dot"])),
-        bytes_per_token=llm.weight_bytes_per_token,
-        products_per_token=llm.layer_weights,
+        bytes_per_token=llm.memory["bytes_per_token"],
+        products_per_token=llm.memory["layer_weights"],
     )
 
 

@@ -20,12 +20,17 @@ def timings(outputs: Sequence[RequestOutput]) -> dict[str, float]:
     starts, firsts, lasts, waits = [], [], [], []
     for output in outputs:
         story = output.metrics
-        if story is None or story.scheduled is None or story.first_token is None or story.last_token is None:
+        if (
+            story is None
+            or story.scheduled_time is None
+            or story.first_token_time is None
+            or story.last_token_time is None
+        ):
             continue
-        starts.append(story.scheduled)
-        firsts.append(story.first_token)
-        lasts.append(story.last_token)
-        waits.append(story.first_token - story.arrival)
+        starts.append(story.scheduled_time)
+        firsts.append(story.first_token_time)
+        lasts.append(story.last_token_time)
+        waits.append(story.first_token_time - story.arrival_time)
     prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     further_tokens = sum(max(len(output.outputs[0].token_ids) - 1, 0) for output in outputs)
     if not firsts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from octavo.cli.options import add_engine_options, add_sampling_options, load, sampling_params
+from octavo.cli.options import add_engine_options, add_sampling_options, load, sampling_params, sampling_settings
 from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the user leaves."""
-    params = sampling_params(arguments, max_tokens=None)
+    settings = {"max_tokens": None} | sampling_settings(arguments)
     beginning: list[Message] = [{"role": "system", "content": arguments.system}] if arguments.system else []
     with load(arguments) as llm:
+        params = sampling_params(llm, settings)
         print("Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves.")
         messages = list(beginning)
         while (question := _ask()) is not None:

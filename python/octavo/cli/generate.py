@@ -8,7 +8,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.options import UsageError, add_engine_options, add_sampling_options, load, sampling_params
+from octavo.cli.options import (
+    UsageError,
+    add_engine_options,
+    add_sampling_options,
+    load,
+    sampling_params,
+    sampling_settings,
+)
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
@@ -33,13 +40,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Generate and print."""
     prompts = _prompts(arguments)
-    params = sampling_params(arguments)
+    settings = sampling_settings(arguments)
     started = time.monotonic()
     with load(arguments) as llm:
         load_s = time.monotonic() - started
+        params = sampling_params(llm, settings)
         if arguments.json:
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            print(json.dumps(_as_object(arguments.model, outputs, load_s), ensure_ascii=False))
+            print(json.dumps(_as_object(llm.served_model_name, outputs, load_s), ensure_ascii=False))
             _raise_failures(output.outputs[0].finish_reason for output in outputs)
         else:
             _print_as_it_comes(llm, prompts, params)
@@ -99,7 +107,7 @@ def _print_as_it_comes(llm: LLM, prompts: list[Any], params: SamplingParams) -> 
     reasons: list[str | None] = [None] * len(prompts)
     for delta in llm.stream(prompts, params):
         reasons[delta.index] = delta.finish_reason
-        printer.add(delta.index, delta.text, finished=delta.finish_reason is not None)
+        printer.add(delta.index, delta.text, finished=delta.finished)
     _raise_failures(reasons)
 
 
@@ -110,22 +118,14 @@ def _raise_failures(reasons: Iterable[str | None]) -> None:
 
 
 def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> dict[str, Any]:
-    """What `--json` prints; API of its own, so names do not change."""
+    """What `--json` prints. Programs read it: names do not change."""
     from octavo.bench.timings import timings
 
     prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     completion_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     return {
         "model": model,
-        "outputs": [
-            {
-                "prompt": output.prompt,
-                "text": output.outputs[0].text,
-                "token_ids": output.outputs[0].token_ids,
-                "finish_reason": output.outputs[0].finish_reason,
-            }
-            for output in outputs
-        ],
+        "outputs": [_output_as_object(output) for output in outputs],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -133,3 +133,16 @@ def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> d
         },
         "timings": {"load_s": load_s, **timings(outputs)},
     }
+
+
+def _output_as_object(output: RequestOutput) -> dict[str, Any]:
+    answer = output.outputs[0]
+    found: dict[str, Any] = {
+        "prompt": output.prompt,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+    }
+    if answer.logprobs is not None:
+        found["logprobs"] = [{token: entry.logprob for token, entry in entries.items()} for entries in answer.logprobs]
+    return found

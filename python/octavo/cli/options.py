@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import OctavoError
@@ -93,7 +93,13 @@ ENGINE_OPTIONS = (
     Option(name="block_size", kind=WHOLE, metavar="TOKENS", help="tokens in a KV block"),
     Option(name="kv_cache_memory_bytes", kind=COUNT, metavar="BYTES", help="size of the KV pool, such as 64M"),
     Option(name="num_kv_blocks", kind=WHOLE, metavar="N", help="size of the KV pool in blocks"),
+    Option(name="dtype", choices=("auto",), help="the type of activations; auto is the only one yet"),
+    Option(name="tokenizer", metavar="PATH", help="a tokenizer.json, or a folder with one, instead of the model's"),
     Option(name="chat_template", metavar="FILE", help="a chat template instead of the model's"),
+    Option(
+        name="generation_config", choices=("auto", "octavo"), help="octavo: ignore the sampling the model recommends"
+    ),
+    Option(name="served_model_name", metavar="NAME", help="the model's name in what is printed"),
 )
 
 SAMPLING_OPTIONS = (
@@ -145,12 +151,19 @@ def load(arguments: argparse.Namespace) -> LLM:
     return LLM(arguments.model, **settings)
 
 
-def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
-    """The sampling options that were given, over the command's own `defaults`."""
+def sampling_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sampling options that were given, checked, so that a wrong one is found before a model is loaded."""
     from octavo import SamplingParams
 
     names = [option.name for option in SAMPLING_OPTIONS] + list(SAMPLING_SWITCHES)
-    return SamplingParams(**defaults | _given(arguments, names))
+    given = _given(arguments, names)
+    SamplingParams(**given)
+    return given
+
+
+def sampling_params(llm: LLM, settings: dict[str, Any]) -> SamplingParams:
+    """`settings` over what the model recommends."""
+    return replace(llm.default_sampling_params(), **settings)
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""Every example runs, as a user runs it, and prints what it promises."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+EXPECTED = {
+    "chat.py": ["Paris", "Rome"],
+    "demo.py": ["time to first token", "prefill", "decode", "KV blocks used", "KV waste", "peak memory"],
+    "generate.py": ["The capital of France is Paris"],
+    "repeat.py": ["seed "],
+    "stream.py": ["."],
+}
+
+
+def run(name: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome.stdout
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_example_prints_what_it_promises(name: str) -> None:
+    printed = run(name)
+    for text in EXPECTED[name]:
+        assert text in printed
+
+
+def test_the_demo_stays_under_400_mb() -> None:
+    line = run("demo.py").splitlines()[-1]
+    peak = int(line.removeprefix("peak memory").removesuffix("MiB"))
+    assert peak * 2**20 < 400e6
+
+
+def test_the_demo_shows_panes_on_a_terminal() -> None:
+    controller, terminal = os.openpty()
+    command = [sys.executable, str(EXAMPLES / "demo.py")]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    with subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(terminal)
+        shown = read_to_the_end(controller)
+        errors = process.stderr.read() if process.stderr is not None else b""
+    os.close(controller)
+    assert process.returncode == 0, errors
+    assert shown.count("╭") >= 8
+    assert "KV waste" in shown
+
+
+def read_to_the_end(descriptor: int) -> str:
+    """Everything that comes until the other end of the terminal is closed, which Linux reports as an error."""
+    pieces = []
+    try:
+        while piece := os.read(descriptor, 65536):
+            pieces.append(piece)
+    except OSError:
+        pass
+    return b"".join(pieces).decode(errors="replace")
