@@ -1,6 +1,9 @@
 //! Everything that can be wrong with a checkpoint, or with the memory asked for it.
 
-use std::{fmt, io, path::PathBuf};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 /// Why a checkpoint cannot be used. Each message says where, what was found and what was expected.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +120,30 @@ pub enum ModelError {
         /// Positions of the longest sequence.
         max_model_len: usize,
     },
+}
+
+impl ModelError {
+    pub(crate) fn corrupt(file: &Path, field: &str, found: impl ToString, expected: impl ToString) -> ModelError {
+        ModelError::Corrupt {
+            file: file.to_owned(),
+            field: field.to_owned(),
+            found: found.to_string(),
+            expected: expected.to_string(),
+        }
+    }
+
+    pub(crate) fn unsupported(file: &Path, what: &str, found: impl ToString, expected: impl ToString) -> ModelError {
+        ModelError::Unsupported {
+            file: file.to_owned(),
+            what: what.to_owned(),
+            found: found.to_string(),
+            expected: expected.to_string(),
+        }
+    }
+
+    pub(crate) fn truncated(file: &Path, what: &str, found: usize, expected: u64) -> ModelError {
+        ModelError::Truncated { file: file.to_owned(), what: what.to_owned(), found: found as u64, expected }
+    }
 }
 
 /// A tensor's dimensions, outermost first.

@@ -26,12 +26,7 @@ impl MappedFile {
         };
         // Opening a pipe would wait for its writer.
         if !fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(ModelError::Corrupt {
-                file: path.to_owned(),
-                field: "kind of file".to_owned(),
-                found: "something other than a regular file".to_owned(),
-                expected: expected.to_owned(),
-            });
+            return Err(ModelError::corrupt(path, "kind of file", "something other than a regular file", expected));
         }
         let file = File::open(path).map_err(failed)?;
         // SAFETY: the map is private to this value, read-only, and handed out only as `&[u8]` that borrow it; no

@@ -4,7 +4,7 @@ use std::{f64::consts::TAU, path::Path};
 
 use octavo_backend::RopeSpec;
 
-use crate::{ModelError, family};
+use crate::ModelError;
 
 /// The base of checkpoints that do not name theirs (Su et al., 2021).
 pub(crate) const DEFAULT_BASE: f64 = 10_000.0;
@@ -67,7 +67,7 @@ impl Llama3Scaling {
 pub(crate) fn base(value: Option<f64>, file: &Path, field: &str) -> Result<f64, ModelError> {
     match value {
         Some(base) if base.is_finite() && base > 0.0 => Ok(base),
-        Some(base) => Err(family::corrupt(file, field, base, "a finite number above 0")),
+        Some(base) => Err(ModelError::corrupt(file, field, base, "a finite number above 0")),
         None => {
             log::info!("{}: {field} is absent, taking {DEFAULT_BASE}", file.display());
             Ok(DEFAULT_BASE)
@@ -80,7 +80,7 @@ pub(crate) fn factor(value: f64, file: &Path, field: &str) -> Result<f64, ModelE
     if value.is_finite() && value > 0.0 {
         return Ok(value);
     }
-    Err(family::corrupt(file, field, value, "a finite number above 0"))
+    Err(ModelError::corrupt(file, field, value, "a finite number above 0"))
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ fn rope_factors(table: &TensorTable, tensor: &Tensor, pairs: usize) -> Result<Ve
     let factors = table.vector(tensor);
     match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
         None => Ok(factors),
-        Some(factor) => Err(super::corrupt(
+        Some(factor) => Err(ModelError::corrupt(
             table.path(tensor),
             &format!("tensor {}", tensor.name),
             format!("factor {factor}"),

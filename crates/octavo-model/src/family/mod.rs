@@ -112,16 +112,16 @@ impl Dimensions {
         if hidden_size.is_multiple_of(num_heads) {
             return Ok(hidden_size / num_heads);
         }
-        Err(corrupt(file, field, num_heads, format!("a divisor of the hidden size {hidden_size}")))
+        Err(ModelError::corrupt(file, field, num_heads, format!("a divisor of the hidden size {hidden_size}")))
     }
 
     pub(crate) fn check(&self, file: &Path, fields: &FieldNames) -> Result<(), ModelError> {
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             let expected = format!("a divisor of the {} query heads", self.num_heads);
-            return Err(corrupt(file, fields.num_kv_heads, self.num_kv_heads, expected));
+            return Err(ModelError::corrupt(file, fields.num_kv_heads, self.num_kv_heads, expected));
         }
         if !self.head_size.is_multiple_of(2) {
-            return Err(corrupt(file, fields.head_size, self.head_size, "an even number"));
+            return Err(ModelError::corrupt(file, fields.head_size, self.head_size, "an even number"));
         }
         Ok(())
     }
@@ -170,20 +170,11 @@ enum HeadTying {
     Own,
 }
 
-pub(crate) fn corrupt(file: &Path, field: &str, found: impl ToString, expected: impl ToString) -> ModelError {
-    ModelError::Corrupt {
-        file: file.to_owned(),
-        field: field.to_owned(),
-        found: found.to_string(),
-        expected: expected.to_string(),
-    }
-}
-
 /// The number that norms add; required, finite and not negative.
 fn epsilon(value: Option<f64>, file: &Path, field: &str) -> Result<f32, ModelError> {
     match value {
         Some(epsilon) if (0.0..1.0).contains(&epsilon) => Ok(epsilon as f32),
-        Some(epsilon) => Err(corrupt(file, field, epsilon, "a number from 0 to 1")),
-        None => Err(corrupt(file, field, "nothing", "the field")),
+        Some(epsilon) => Err(ModelError::corrupt(file, field, epsilon, "a number from 0 to 1")),
+        None => Err(ModelError::corrupt(file, field, "nothing", "the field")),
     }
 }

@@ -45,11 +45,11 @@ impl<'a> Cursor<'a> {
     }
 
     fn check_left(&self, length: u64, what: &str) -> Result<(), ModelError> {
-        let left = (self.bytes.len() - self.at) as u64;
-        if length <= left {
+        let left = self.bytes.len() - self.at;
+        if length <= left as u64 {
             return Ok(());
         }
-        Err(ModelError::Truncated { file: self.file.to_owned(), what: what.to_owned(), found: left, expected: length })
+        Err(ModelError::truncated(self.file, what, left, length))
     }
 
     pub(crate) fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], ModelError> {
@@ -76,11 +76,6 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn corrupt(&self, field: &str, found: impl ToString, expected: impl ToString) -> ModelError {
-        ModelError::Corrupt {
-            file: self.file.to_owned(),
-            field: field.to_owned(),
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
+        ModelError::corrupt(self.file, field, found, expected)
     }
 }

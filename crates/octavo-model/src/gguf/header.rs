@@ -1,6 +1,6 @@
 //! The header: what the file says about its tensors, compared with how long the file is.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 use octavo_backend::WeightFormat;
 
@@ -40,7 +40,7 @@ impl<'a> Header<'a> {
         }
         let version = cursor.u32("format version")?;
         if !(2..=3).contains(&version) {
-            return Err(unsupported(file.path(), "format version", version, "2 or 3, little-endian"));
+            return Err(ModelError::unsupported(file.path(), "format version", version, "2 or 3, little-endian"));
         }
         let num_tensors = cursor.u64("number of tensors")?;
         let num_fields = cursor.u64("number of metadata fields")?;
@@ -112,7 +112,7 @@ fn read_description<'a>(cursor: &mut Cursor<'a>, name: &'a str) -> Result<Descri
     let number = cursor.u32(&what)?;
     let offset = cursor.u64(&what)?;
     let Some(format) = weight_format(number) else {
-        return Err(unsupported(cursor.file(), &what, type_name(number), SUPPORTED_TYPES));
+        return Err(ModelError::unsupported(cursor.file(), &what, type_name(number), SUPPORTED_TYPES));
     };
     match Tensor::size(&shape, format) {
         Some(size) if size > 0 => Ok(Description { name, shape, format, size, offset }),
@@ -131,11 +131,8 @@ fn place(
     data_start: u64,
     alignment: usize,
 ) -> Result<BTreeMap<String, Tensor>, ModelError> {
-    let corrupt = |name: &str, found: String, expected: String| ModelError::Corrupt {
-        file: file.path().to_owned(),
-        field: format!("tensor {name}"),
-        found,
-        expected,
+    let corrupt = |name: &str, found: String, expected: String| {
+        ModelError::corrupt(file.path(), &format!("tensor {name}"), found, expected)
     };
     descriptions.sort_by_key(|description| description.offset);
     let mut tensors = BTreeMap::new();
@@ -144,12 +141,12 @@ fn place(
         let start = data_start.saturating_add(offset);
         let end = start.saturating_add(size as u64);
         if end > file.bytes().len() as u64 {
-            return Err(ModelError::Truncated {
-                file: file.path().to_owned(),
-                what: format!("tensor {name} at offset {offset}, file size"),
-                found: file.bytes().len() as u64,
-                expected: end,
-            });
+            return Err(ModelError::truncated(
+                file.path(),
+                &format!("tensor {name} at offset {offset}, file size"),
+                file.bytes().len(),
+                end,
+            ));
         }
         if !offset.is_multiple_of(alignment as u64) {
             return Err(corrupt(name, format!("offset {offset}"), format!("a multiple of {alignment}")));
@@ -223,14 +220,5 @@ fn type_name(number: u32) -> String {
     match NAMES.iter().find(|(known, _)| *known == number) {
         Some((_, name)) => format!("type {name}"),
         None => format!("type {number}"),
-    }
-}
-
-fn unsupported(file: &Path, what: &str, found: impl ToString, expected: &str) -> ModelError {
-    ModelError::Unsupported {
-        file: file.to_owned(),
-        what: what.to_owned(),
-        found: found.to_string(),
-        expected: expected.to_owned(),
     }
 }

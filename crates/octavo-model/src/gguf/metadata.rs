@@ -91,21 +91,11 @@ impl<'a> Metadata<'a> {
     }
 
     pub(crate) fn corrupt(&self, key: &str, found: impl ToString, expected: impl ToString) -> ModelError {
-        ModelError::Corrupt {
-            file: self.file.to_owned(),
-            field: key.to_owned(),
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
+        ModelError::corrupt(self.file, key, found, expected)
     }
 
     pub(crate) fn unsupported(&self, key: &str, found: impl ToString, expected: impl ToString) -> ModelError {
-        ModelError::Unsupported {
-            file: self.file.to_owned(),
-            what: key.to_owned(),
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
+        ModelError::unsupported(self.file, key, found, expected)
     }
 
     pub(crate) fn missing(&self, key: &str) -> ModelError {

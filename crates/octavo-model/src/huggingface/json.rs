@@ -26,43 +26,31 @@ pub(crate) struct JsonFile {
 /// A text file, or `None` when there is none.
 pub(crate) fn read_text(path: &Path) -> Result<Option<String>, ModelError> {
     let failed = |source| ModelError::Io { path: path.to_owned(), source };
-    let corrupt = |found: String, expected: String| ModelError::Corrupt {
-        file: path.to_owned(),
-        field: "content".to_owned(),
-        found,
-        expected,
-    };
+    let corrupt = |found: &str, expected: &str| ModelError::corrupt(path, "content", found, expected);
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
         // Opening a pipe would wait for its writer.
         Ok(metadata) if !metadata.is_file() => {
-            return Err(corrupt("something other than a regular file".to_owned(), "a text file".to_owned()));
+            return Err(corrupt("something other than a regular file", "a text file"));
         }
         Ok(_) => {}
     }
     let mut bytes = Vec::new();
     File::open(path).and_then(|file| file.take(LARGEST_JSON + 1).read_to_end(&mut bytes)).map_err(failed)?;
     if bytes.len() as u64 > LARGEST_JSON {
-        return Err(corrupt("a longer file".to_owned(), format!("at most {LARGEST_JSON} bytes")));
+        return Err(corrupt("a longer file", &format!("at most {LARGEST_JSON} bytes")));
     }
-    String::from_utf8(bytes)
-        .map(Some)
-        .map_err(|error| corrupt(format!("{}", error.utf8_error()), "UTF-8 text".to_owned()))
+    String::from_utf8(bytes).map(Some).map_err(|error| corrupt(&error.utf8_error().to_string(), "UTF-8 text"))
 }
 
 /// Parses an object; `field` says which part of the file it is.
 pub(crate) fn parse_object(text: &str, path: &Path, field: &str) -> Result<Map<String, Value>, ModelError> {
-    let corrupt = |found: String| ModelError::Corrupt {
-        file: path.to_owned(),
-        field: field.to_owned(),
-        found,
-        expected: "a JSON object".to_owned(),
-    };
+    let corrupt = |found: &str| ModelError::corrupt(path, field, found, "a JSON object");
     match serde_json::from_str(text) {
         Ok(Value::Object(fields)) => Ok(fields),
-        Ok(other) => Err(corrupt(kind(&other).to_owned())),
-        Err(error) => Err(corrupt(error.to_string())),
+        Ok(other) => Err(corrupt(kind(&other))),
+        Err(error) => Err(corrupt(&error.to_string())),
     }
 }
 
@@ -181,21 +169,11 @@ impl JsonFile {
     }
 
     pub(crate) fn corrupt(&self, key: &str, found: impl ToString, expected: impl ToString) -> ModelError {
-        ModelError::Corrupt {
-            file: self.path.clone(),
-            field: format!("{}{key}", self.prefix),
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
+        ModelError::corrupt(&self.path, &format!("{}{key}", self.prefix), found, expected)
     }
 
     pub(crate) fn unsupported(&self, key: &str, found: impl ToString, expected: impl ToString) -> ModelError {
-        ModelError::Unsupported {
-            file: self.path.clone(),
-            what: format!("{}{key}", self.prefix),
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
+        ModelError::unsupported(&self.path, &format!("{}{key}", self.prefix), found, expected)
     }
 
     pub(crate) fn missing(&self, key: &str) -> ModelError {

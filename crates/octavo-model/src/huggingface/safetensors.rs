@@ -16,16 +16,16 @@ const LENGTH_BYTES: usize = 8;
 pub(super) fn read(file: &MappedFile, index: usize) -> Result<Vec<Tensor>, ModelError> {
     let (path, bytes) = (file.path(), file.bytes());
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
-        return Err(truncated(path, "header length", bytes.len(), LENGTH_BYTES as u64));
+        return Err(ModelError::truncated(path, "header length", bytes.len(), LENGTH_BYTES as u64));
     };
     let length = u64::from_le_bytes(*length);
     if length > LARGEST_JSON {
-        return Err(corrupt(path, "header length", length, format!("at most {LARGEST_JSON}")));
+        return Err(ModelError::corrupt(path, "header length", length, format!("at most {LARGEST_JSON}")));
     }
     let Some((header, data)) = rest.split_at_checked(length as usize) else {
-        return Err(truncated(path, "header", rest.len(), length));
+        return Err(ModelError::truncated(path, "header", rest.len(), length));
     };
-    let text = str::from_utf8(header).map_err(|error| corrupt(path, "header", error, "UTF-8 text"))?;
+    let text = str::from_utf8(header).map_err(|error| ModelError::corrupt(path, "header", error, "UTF-8 text"))?;
     let mut entries = Vec::new();
     for (name, entry) in parse_object(text, path, "header")? {
         if name != "__metadata__" {
@@ -47,18 +47,13 @@ struct Entry {
 impl Entry {
     fn parse(path: &Path, name: String, value: &Value) -> Result<Entry, ModelError> {
         let field = |key: &str| format!("tensor {name}, {key}");
-        let wrong = |key: &str, expected: &str| corrupt(path, &field(key), &value[key], expected);
+        let wrong = |key: &str, expected: &str| ModelError::corrupt(path, &field(key), &value[key], expected);
         let format = match value["dtype"].as_str() {
             Some("F32") => WeightFormat::F32,
             Some("F16") => WeightFormat::F16,
             Some("BF16") => WeightFormat::Bf16,
             Some(other) => {
-                return Err(ModelError::Unsupported {
-                    file: path.to_owned(),
-                    what: field("dtype"),
-                    found: other.to_owned(),
-                    expected: "F32, F16 or BF16".to_owned(),
-                });
+                return Err(ModelError::unsupported(path, &field("dtype"), other, "F32, F16 or BF16"));
             }
             None => return Err(wrong("dtype", "a text")),
         };
@@ -87,37 +82,29 @@ fn place(
     for Entry { name, shape, format, begin, end } in entries {
         let what = format!("tensor {name}");
         if end > data.len() {
-            return Err(truncated(path, &format!("{what}, data"), data.len(), end as u64));
+            return Err(ModelError::truncated(path, &format!("{what}, data"), data.len(), end as u64));
         }
         if begin != filled || end < begin {
             let found = format!("data_offsets {begin} to {end}");
-            return Err(corrupt(path, &what, found, format!("a range that begins at {filled}")));
+            return Err(ModelError::corrupt(path, &what, found, format!("a range that begins at {filled}")));
         }
         // A shape without dimensions is a single number.
         let size = if shape.is_empty() { format.row_bytes(1) } else { Tensor::size(&shape, format) };
         if size != Some(end - begin) {
             let found = format!("{} bytes for shape {shape:?} in {format}", end - begin);
-            return Err(corrupt(path, &what, found, format!("{size:?} bytes")));
+            return Err(ModelError::corrupt(path, &what, found, format!("{size:?} bytes")));
         }
         filled = end;
         let range = data.start + begin..data.start + end;
         tensors.push(Tensor { name, shape, format, file: index, range });
     }
     if filled != data.len() {
-        return Err(corrupt(path, "data", format!("{} bytes", data.len()), format!("{filled}, as the header says")));
+        return Err(ModelError::corrupt(
+            path,
+            "data",
+            format!("{} bytes", data.len()),
+            format!("{filled}, as the header says"),
+        ));
     }
     Ok(tensors)
-}
-
-fn truncated(path: &Path, what: &str, found: usize, expected: u64) -> ModelError {
-    ModelError::Truncated { file: path.to_owned(), what: what.to_owned(), found: found as u64, expected }
-}
-
-fn corrupt(path: &Path, field: &str, found: impl ToString, expected: impl ToString) -> ModelError {
-    ModelError::Corrupt {
-        file: path.to_owned(),
-        field: field.to_owned(),
-        found: found.to_string(),
-        expected: expected.to_string(),
-    }
 }
