@@ -48,7 +48,7 @@ test-python: $(VENV)/.test-wheel pull ## Run pytest
 
 .PHONY: test-long
 test-long: $(VENV)/.test-wheel pull ## Run the tests that are too slow for every change
-	cargo test --workspace --locked --features long-tests
+	cargo test --workspace --locked --features long-tests long::
 	$(BIN)/python -m pytest tests/long
 
 .PHONY: bench
