@@ -1,0 +1,146 @@
+//! The engine on SmolLM2-135M, one stream, beside what the machine allows: decode of 128 tokens after 32 against the
+//! memory bandwidth, prefill of 512 against the peak of the dot-product instruction.
+//!
+//! Model and limits are measured in turn, so that all see the same minutes of a shared machine; medians with spread.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use octavo_backend::{DecoderSpec, WeightFormat, WeightId, WeightShape};
+use octavo_cpu::{
+    CpuBackend, CpuOptions, host,
+    isa::Isa,
+    limits::{ReadBuffer, dot_peak_of},
+};
+use octavo_engine::{Engine, EngineConfig, RequestId, SamplingParams};
+use octavo_model::Checkpoint;
+use octavo_sched::Request;
+
+const TURNS: usize = 9;
+const PROMPT: usize = 32;
+const DECODED: usize = 128;
+const PREFILLED: usize = 512;
+
+fn main() {
+    let home = std::env::var_os("OCTAVO_HOME")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache").join("octavo"));
+    let path = home.join("models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let mut checkpoint =
+        Checkpoint::open(&path).unwrap_or_else(|error| panic!("{error}; `make pull` fetches the model"));
+    let spec = checkpoint.config().spec.clone();
+    let (read_bytes, layer_products) = (checkpoint.weight_bytes(), layer_products(&spec));
+    let formats: Vec<WeightFormat> = checkpoint.config().weight_formats.iter().map(|(format, _)| *format).collect();
+    let threads = host::available_threads().count;
+    let isa = Isa::detect();
+    println!("SmolLM2-135M {formats:?}, {threads} threads, {isa}; medians of {TURNS} turns [least to most]");
+
+    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).expect("a CPU backend");
+    let mut engine = Engine::load(backend, &spec, &mut checkpoint, config()).expect("the model loads");
+    drop(checkpoint);
+    let buffer = ReadBuffer::new(threads).expect("memory to read");
+    let limit_time = Duration::from_millis(100);
+    let mut figures: [Vec<f64>; 4] = Default::default();
+    for turn in 0..=TURNS {
+        let (decode, prefill) = (decode_rate(&mut engine, turn), prefill_rate(&mut engine, turn));
+        let (read, dots) = (buffer.bandwidth(isa, limit_time), dot_peak_of(threads, isa, limit_time));
+        // The first turn warms up and does not count.
+        if turn > 0 {
+            for (series, value) in figures.iter_mut().zip([decode, prefill, read, dots]) {
+                series.push(value);
+            }
+        }
+    }
+    let [decode, prefill, read, dots] = figures.map(Series::of);
+    let decode_limit = read.median / read_bytes as f64;
+    let prefill_limit = dots.median / (2 * layer_products) as f64;
+    println!("read bandwidth  {} GB/s", read.scaled(1e-9));
+    println!("dot products    {} Gop/s", dots.scaled(1e-9));
+    println!(
+        "decode {DECODED} after {PROMPT}  {} tokens/s, {:.0}% of the limit {decode_limit:.0} ({:.1} MB a token)",
+        decode.scaled(1.0),
+        100.0 * decode.median / decode_limit,
+        read_bytes as f64 * 1e-6,
+    );
+    println!(
+        "prefill {PREFILLED}        {} tokens/s, {:.0}% of the limit {prefill_limit:.0} ({:.0} million operations a token)",
+        prefill.scaled(1.0),
+        100.0 * prefill.median / prefill_limit,
+        2e-6 * layer_products as f64,
+    );
+}
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        block_size: 16,
+        num_blocks: vec![64],
+        max_model_len: 1024,
+        max_num_seqs: 1,
+        max_num_batched_tokens: PREFILLED,
+        eos_token_ids: Vec::new(),
+        seed: 0,
+    }
+}
+
+/// Weights of the layers: what each prompt token is multiplied with.
+fn layer_products(spec: &DecoderSpec) -> usize {
+    let is_layer = |id: &WeightId| !matches!(id, WeightId::Embedding | WeightId::Head | WeightId::FinalNorm);
+    let products = |id| match spec.weight_shape(id) {
+        WeightShape::Matrices { parts, columns } => parts.iter().sum::<usize>() * columns,
+        WeightShape::Vector(_) => 0,
+    };
+    spec.weight_ids().into_iter().filter(is_layer).map(products).sum()
+}
+
+/// Decoded tokens a second after the first.
+fn decode_rate(engine: &mut Engine<CpuBackend>, turn: usize) -> f64 {
+    submit(engine, turn, PROMPT, 1 + DECODED);
+    engine.step().expect("the prompt's step");
+    let start = Instant::now();
+    finish(engine);
+    DECODED as f64 / start.elapsed().as_secs_f64()
+}
+
+/// Prompt tokens a second, the first output token's head included.
+fn prefill_rate(engine: &mut Engine<CpuBackend>, turn: usize) -> f64 {
+    submit(engine, turn, PREFILLED, 1);
+    let start = Instant::now();
+    finish(engine);
+    PREFILLED as f64 / start.elapsed().as_secs_f64()
+}
+
+fn submit(engine: &mut Engine<CpuBackend>, turn: usize, prompt_len: usize, max_tokens: usize) {
+    let params = SamplingParams {
+        temperature: 0.0,
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    // Ids spread over the vocabulary, others in each turn.
+    let prompt = (0..prompt_len).map(|i| ((i + turn * 1013) * 7919 % 49_000) as u32).collect();
+    engine.add(Request { id: RequestId(0), prompt, params, arrival: 0 }).expect("a request that fits");
+}
+
+fn finish(engine: &mut Engine<CpuBackend>) {
+    while engine.has_work() {
+        engine.step().expect("a step");
+    }
+}
+
+/// One measurement over all turns.
+struct Series {
+    least: f64,
+    median: f64,
+    most: f64,
+}
+
+impl Series {
+    fn of(mut values: Vec<f64>) -> Series {
+        values.sort_by(f64::total_cmp);
+        Series { least: values[0], median: values[values.len() / 2], most: values[values.len() - 1] }
+    }
+
+    fn scaled(&self, factor: f64) -> String {
+        format!("{:8.1} [{:.1} to {:.1}]", self.median * factor, self.least * factor, self.most * factor)
+    }
+}
