@@ -3,6 +3,18 @@
 from os import PathLike
 from typing import Final, TypedDict, final, type_check_only
 
+__all__ = [
+    "Core",
+    "Delta",
+    "Inbox",
+    "Tokenizer",
+    "__version__",
+    "host",
+    "measure_dot_peak",
+    "measure_read_bandwidth",
+    "memory_plan",
+]
+
 __version__: Final[str]
 
 @type_check_only
@@ -29,6 +41,30 @@ class RequestParams(TypedDict):
     logprobs: int | None
     detokenize: bool
     skip_special_tokens: bool
+
+@type_check_only
+class HostFacts(TypedDict):
+    features: list[str]
+    isa: str
+    threads: int
+    affinity: int
+    quota: int | None
+    cores: int
+    memory_limit: int
+
+@type_check_only
+class MemoryNeeds(TypedDict):
+    weight_bytes: int
+    kv_bytes: int
+    arena_bytes: int
+    kv_bytes_per_token: int
+    num_blocks: list[int]
+    max_model_len: int
+
+def host() -> HostFacts: ...
+def memory_plan(model: str | PathLike[str], *, device: str, options: EngineOptions) -> MemoryNeeds: ...
+def measure_read_bandwidth(threads: int) -> float: ...
+def measure_dot_peak(threads: int) -> float: ...
 
 @final
 class Core:

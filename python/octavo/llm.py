@@ -34,8 +34,8 @@ _MAX_COUNT = 2**32 - 1
 class LLM:
     """A loaded model. Its methods may be called from several threads at once, and each call gets its own outputs.
 
-    Ctrl-C during a call ends that call's requests and raises `KeyboardInterrupt`; the object stays usable, and nothing of
-    the interrupted call remains in it. A process that was forked from the one that made the object cannot use it.
+    Ctrl-C during a call ends that call's requests and raises `KeyboardInterrupt`; the object stays usable, and nothing
+    of the interrupted call remains in it. A process that was forked from the one that made the object cannot use it.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class LLM:
 
         `max_model_len` bounds prompt and output together (default: the model's context). The KV pool's size is given in
         bytes or in blocks of `block_size` tokens; without either it holds at least one longest request.
-        `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a template's
-        text, or the file that holds it.
+        `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
+        template's text, or the file that holds it.
         """
         self._closed = True
         refuse_others(other_options)
@@ -123,8 +123,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of a list of them, by the model's chat template.
 
-        A message is `{"role": ..., "content": ...}`; a content is a text or a list of text parts, which are joined with a
-        newline. Control tokens come from the template alone: one that is spelled in a message is text.
+        A message is `{"role": ..., "content": ...}`; a content is a text or a list of text parts, which are joined with
+        a newline. Control tokens come from the template alone: one that is spelled in a message is text.
         """
         prompts = self._rendered(messages, add_generation_prompt, chat_template, chat_template_kwargs)
         return self._generate(prompts, sampling_params, use_tqdm=use_tqdm)

@@ -50,8 +50,8 @@ class SamplingParams:
     """How a request's tokens are drawn, and when it ends.
 
     The order is: temperature, then the filters min_p, top_k and top_p. A temperature of 0 is greedy, with ties to the
-    lowest id. Every field is checked here: a wrong one raises `InvalidRequest` with its name, what was found and what was
-    expected.
+    lowest id. Every field is checked here: a wrong one raises `InvalidRequest` with its name, what was found and what
+    was expected.
     """
 
     temperature: float = 1.0

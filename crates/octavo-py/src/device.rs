@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use octavo_backend::{Backend, BackendError, Reference};
-use octavo_cpu::host;
+use octavo_cpu::{CpuBackend, CpuOptions, host};
 use octavo_engine::{Engine, EngineConfig, EngineHandle};
 use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_plan};
 
 /// Where to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
+    /// The host's CPUs.
+    Cpu,
     /// The plain `f32` specification.
     Reference,
 }
@@ -65,7 +67,8 @@ impl Device {
     /// A name that this build does not know.
     pub fn named(name: &str) -> Result<Device, StartError> {
         match name {
-            "auto" | "cpu" | "reference" => Ok(Device::Reference),
+            "auto" | "cpu" => Ok(Device::Cpu),
+            "reference" => Ok(Device::Reference),
             _ => Err(StartError::Device(name.to_owned())),
         }
     }
@@ -76,18 +79,37 @@ impl Device {
     /// Whatever keeps the model from running.
     pub fn start(self, path: &Path, checkpoint: &mut Checkpoint, options: &Options) -> Result<Started, StartError> {
         match self {
+            Device::Cpu => {
+                let backend = cpu(path, options)?;
+                let threads = backend.threads();
+                start(backend, threads, path, checkpoint, options)
+            }
             Device::Reference => start(Reference::exact(), 1, path, checkpoint, options),
         }
     }
+
+    /// The memory that [`Device::start`] would take.
+    ///
+    /// # Errors
+    /// Options that contradict the model or each other, or more than the memory limit.
+    pub fn plan(self, path: &Path, checkpoint: &Checkpoint, options: &Options) -> Result<MemoryPlan, StartError> {
+        let plan = match self {
+            Device::Cpu => plan(&cpu(path, options)?, checkpoint, options),
+            Device::Reference => plan(&Reference::exact(), checkpoint, options),
+        };
+        plan.map_err(StartError::from)
+    }
 }
 
-fn start<B: Backend>(
-    backend: B,
-    threads: usize,
-    path: &Path,
-    checkpoint: &mut Checkpoint,
-    options: &Options,
-) -> Result<Started, StartError> {
+fn cpu(path: &Path, options: &Options) -> Result<CpuBackend, StartError> {
+    CpuBackend::new(CpuOptions { threads: options.threads, isa: None }).map_err(|reason| refused(path, reason))
+}
+
+fn refused(path: &Path, reason: BackendError) -> StartError {
+    StartError::Backend { path: path.display().to_string(), reason }
+}
+
+fn plan<B: Backend>(backend: &B, checkpoint: &Checkpoint, options: &Options) -> Result<MemoryPlan, ModelError> {
     let request = MemoryRequest {
         block_size: options.block_size,
         max_model_len: options.max_model_len,
@@ -97,19 +119,28 @@ fn start<B: Backend>(
         num_kv_blocks: options.num_kv_blocks,
         memory_limit: host::memory_limit(),
     };
+    memory_plan(backend, checkpoint.config(), checkpoint.weight_bytes(), &request)
+}
+
+fn start<B: Backend>(
+    backend: B,
+    threads: usize,
+    path: &Path,
+    checkpoint: &mut Checkpoint,
+    options: &Options,
+) -> Result<Started, StartError> {
+    let memory = plan(&backend, checkpoint, options)?;
     let model = checkpoint.config().clone();
-    let memory = memory_plan(&backend, &model, checkpoint.weight_bytes(), &request)?;
     let config = EngineConfig {
         block_size: options.block_size,
         num_blocks: memory.num_blocks.clone(),
         max_model_len: memory.max_model_len,
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
-        eos_token_ids: model.eos_token_ids.clone(),
+        eos_token_ids: model.eos_token_ids,
         seed: options.seed,
     };
-    let engine = Engine::load(backend, &model.spec, checkpoint, config)
-        .map_err(|reason| StartError::Backend { path: path.display().to_string(), reason })?;
+    let engine = Engine::load(backend, &model.spec, checkpoint, config).map_err(|reason| refused(path, reason))?;
     log::info!("{}: {} bytes of memory, {threads} threads", path.display(), memory.total());
     let handle = EngineHandle::start(engine).map_err(StartError::Thread)?;
     Ok(Started { handle, memory, threads })

@@ -6,6 +6,7 @@
 //! | `text` | token ids to text as they arrive |
 //! | `device` | from a checkpoint to a running engine |
 //! | `engine` | the engine as Python sees it: load, submit, abort, count, close |
+//! | `host` | the machine and its limits |
 //! | `inbox` | what requests gained, as text |
 //! | `tokenizer_class` | the tokenizer as Python sees it |
 //! | `errors` | the one table from Rust errors to Python exceptions |
@@ -15,6 +16,7 @@
 mod device;
 mod engine;
 mod errors;
+mod host;
 mod inbox;
 mod text;
 mod tokenizer;
@@ -28,6 +30,7 @@ mod _octavo {
     #[pymodule_export]
     use super::{
         engine::Core,
+        host::{host_facts, measure_dot_peak, measure_read_bandwidth, memory_plan},
         inbox::{Delta, InboxClass},
         tokenizer_class::TokenizerClass,
     };

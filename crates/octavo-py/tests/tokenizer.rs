@@ -48,7 +48,7 @@ const USER: u32 = 259;
 const MARKER: char = '\u{fdd0}';
 
 fn tokenizer() -> Tokenizer {
-    Tokenizer::from_vocabulary(&vocabulary()).unwrap()
+    Tokenizer::from_vocabulary(&vocabulary()).expect("a sound vocabulary")
 }
 
 fn bytes(text: &str) -> Vec<u32> {
@@ -137,7 +137,7 @@ fn joined_pieces_are_the_text_of_all_ids_for_any_bytes() {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let id = (state >> 33) as u32;
                 // Mostly bytes that begin or continue characters, so that all kinds of broken ones occur.
-                if id % 3 == 0 { id % 260 } else { 0x80 + id % 0x80 }
+                if id.is_multiple_of(3) { id % 260 } else { 0x80 + id % 0x80 }
             })
             .collect();
         for control in [ControlTokensIn::Kept, ControlTokensIn::Skipped] {

@@ -1,0 +1,44 @@
+"""Models that many tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tiny
+from octavo import LLM
+from octavo.models import resolve
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("tiny"), tiny.random_weights())
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tiny_folder: Path) -> Iterator[LLM]:
+    with LLM(tiny_folder, device="reference", max_model_len=512, num_kv_blocks=256) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def successor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("successor"), tiny.successor_weights())
+
+
+@pytest.fixture(scope="session")
+def successor(successor_folder: Path) -> Iterator[LLM]:
+    """A model in which token t is always followed by t + 1."""
+    with LLM(successor_folder, device="reference", max_model_len=512, num_kv_blocks=256) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    return resolve("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_file: Path) -> Iterator[LLM]:
+    with LLM(smollm2_file, max_model_len=1024, num_kv_blocks=128) as llm:
+        yield llm
