@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.models import resolve
@@ -18,9 +20,9 @@ class Host:
     """What the host grants this process, and what octavo makes of it."""
 
     features: list[str]
-    """Processor features that matter to the kernels, as detected."""
+    """Instruction sets for which there are kernels and which were detected, the slowest first."""
     isa: str
-    """The instruction set that the kernels will use."""
+    """The one that the kernels will use."""
     threads: int
     """Threads that will compute: the smallest of the three bounds below."""
     affinity: int
@@ -49,6 +51,41 @@ class MemoryPlan:
     def total(self) -> int:
         """All of it, in bytes."""
         return self.weight_bytes + self.kv_bytes + self.arena_bytes
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What the kernel says of the first processor."""
+
+    name: str
+    flags: list[str]
+    """Those of its features that matter to kernels."""
+
+
+_FLAGS = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+)
+
+
+def processor() -> Processor:
+    """Read `/proc/cpuinfo`; empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return Processor(platform.machine(), [])
+    fields = dict(line.split(":", 1) for line in reversed(text.splitlines()) if ":" in line)
+    found = {name.strip(): value.strip() for name, value in fields.items()}
+    flags = set(found.get("flags", found.get("Features", "")).split())
+    return Processor(found.get("model name", platform.machine()), [flag for flag in _FLAGS if flag in flags])
 
 
 def host() -> Host:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from octavo.doctor import Host, MemoryPlan
+    from octavo.doctor import Host, MemoryPlan, Processor
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found."""
     settings = engine_settings(arguments)
-    from octavo.doctor import host
+    from octavo.doctor import host, processor
 
-    for name, finding in _findings(host()):
+    for name, finding in _findings(host(), processor()):
         print(f"{name:<16} {finding}")
     if arguments.model is not None:
         print(f"\n{arguments.model}")
@@ -37,12 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _findings(host: Host) -> Iterator[tuple[str, str]]:
+def _findings(host: Host, processor: Processor) -> Iterator[tuple[str, str]]:
     from octavo import __version__
 
     yield "version", f"octavo {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield "processor", " ".join(host.features) or "no feature that the kernels use"
-    yield "instruction set", f"{host.isa} (the fastest that was detected)"
+    yield "processor", f"{processor.name}: {' '.join(processor.flags) or 'no feature that kernels use'}"
+    yield "instruction set", f"{host.isa} (there are kernels for {', '.join(host.features)} here)"
     quota = "none" if host.quota is None else str(host.quota)
     reason = f"affinity allows {host.affinity}, control group quota {quota}, physical cores {host.cores}"
     yield "threads", f"{host.threads} ({reason})"
