@@ -205,7 +205,12 @@ class LLM:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes taken at load: `weight_bytes`, `kv_bytes`, `arena_bytes`; and `kv_bytes_per_token`."""
+        """Bytes taken at load, and what one token needs of them.
+
+        `weight_bytes` (as stored), `kv_bytes` and `arena_bytes` (for the largest step) are taken at load. A token keeps
+        `kv_bytes_per_token`, reads `bytes_per_token` of weights when it is decoded, and is multiplied with
+        `layer_weights` weights.
+        """
         return self._core.memory
 
     def get_metrics(self) -> EngineMetrics:

@@ -57,7 +57,7 @@ def _listed(prompts: object) -> Sequence[object]:
 
 
 def _is_list(value: object) -> bool:
-    """Lists, tuples and one-dimensional arrays."""
+    """Lists and tuples; a text is none."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use octavo_backend::{Backend, BackendError, Reference};
+use octavo_backend::{Backend, BackendError, DecoderSpec, Reference, WeightGroup, WeightId, WeightShape, WeightSource};
 use octavo_cpu::{CpuBackend, CpuOptions, host};
 use octavo_engine::{Engine, EngineConfig, EngineHandle};
 use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_plan};
@@ -34,8 +34,41 @@ pub struct Options {
 pub struct Started {
     pub handle: EngineHandle,
     pub memory: MemoryPlan,
+    pub cost: TokenCost,
     /// Threads that compute.
     pub threads: usize,
+}
+
+/// What one token costs, for comparison with what a machine can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenCost {
+    /// Bytes of weights, as stored, that a decoded token reads.
+    pub bytes: usize,
+    /// Weights of the layers' matrices: each is multiplied once for every token.
+    pub layer_weights: usize,
+}
+
+impl TokenCost {
+    fn of(checkpoint: &mut Checkpoint) -> Result<TokenCost, BackendError> {
+        let (spec, weight_bytes) = (checkpoint.config().spec.clone(), checkpoint.weight_bytes());
+        let looked_up = match checkpoint.weight(WeightId::Embedding)? {
+            // A single row is read, unless the table is the head too.
+            WeightGroup::Matrices(parts) if !spec.head.tied => parts.iter().map(|part| part.data.bytes.len()).sum(),
+            _ => 0,
+        };
+        Ok(TokenCost { bytes: weight_bytes - looked_up, layer_weights: layer_weights(&spec) })
+    }
+}
+
+fn layer_weights(spec: &DecoderSpec) -> usize {
+    let matrices = |layer| {
+        [WeightId::Qkv(layer), WeightId::AttentionOutput(layer), WeightId::GateUp(layer), WeightId::Down(layer)]
+    };
+    let size = |id| match spec.weight_shape(id) {
+        WeightShape::Matrices { parts, columns } => parts.iter().sum::<usize>() * columns,
+        WeightShape::Vector(_) => 0,
+    };
+    (0..spec.layers.len()).flat_map(matrices).map(size).sum()
 }
 
 /// Why an engine could not be started.
@@ -131,6 +164,7 @@ fn start<B: Backend>(
 ) -> Result<Started, StartError> {
     let memory = plan(&backend, checkpoint, options)?;
     let model = checkpoint.config().clone();
+    let cost = TokenCost::of(checkpoint).map_err(|reason| refused(path, reason))?;
     let config = EngineConfig {
         block_size: options.block_size,
         num_blocks: memory.num_blocks.clone(),
@@ -143,5 +177,5 @@ fn start<B: Backend>(
     let engine = Engine::load(backend, &model.spec, checkpoint, config).map_err(|reason| refused(path, reason))?;
     log::info!("{}: {} bytes of memory, {threads} threads", path.display(), memory.total());
     let handle = EngineHandle::start(engine).map_err(StartError::Thread)?;
-    Ok(Started { handle, memory, threads })
+    Ok(Started { handle, memory, cost, threads })
 }

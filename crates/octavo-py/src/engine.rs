@@ -10,7 +10,7 @@ use octavo_model::{Checkpoint, MemoryPlan, ModelConfig, TokenizerSource};
 use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
-    device::{Device, Options, Started},
+    device::{Device, Options, Started, TokenCost},
     errors::{self, LoadError},
     inbox::{InboxClass, Reader},
     tokenizer::{ControlTokensIn, Tokenizer},
@@ -25,6 +25,7 @@ pub struct Core {
     config: ModelConfig,
     chat_template: Option<String>,
     memory: MemoryPlan,
+    cost: TokenCost,
     threads: usize,
     /// Add to the engine's clock to get `time.monotonic`, in seconds.
     clock_offset: f64,
@@ -63,7 +64,7 @@ impl Core {
         let device = Device::named(device).map_err(LoadError::from)?;
         let loaded = py.detach(|| Loaded::open(&model, device, tokenizer, &options))?;
         let monotonic: f64 = py.import("time")?.call_method0("monotonic")?.extract()?;
-        let Loaded { config, chat_template, tokenizer, started: Started { handle, memory, threads } } = loaded;
+        let Loaded { config, chat_template, tokenizer, started: Started { handle, memory, cost, threads } } = loaded;
         Ok(Core {
             clock_offset: monotonic - handle.now() as f64 * 1e-6,
             handle: Arc::new(handle),
@@ -71,6 +72,7 @@ impl Core {
             config,
             chat_template,
             memory,
+            cost,
             threads,
             process: std::process::id(),
         })
@@ -200,7 +202,7 @@ impl Core {
         self.threads
     }
 
-    /// Bytes of weights, KV cache and work memory, and of one token's KV.
+    /// Bytes of weights, KV cache and work memory, and what one token takes of them.
     #[getter]
     fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
@@ -208,6 +210,8 @@ impl Core {
         dict.set_item("kv_bytes", self.memory.kv_bytes)?;
         dict.set_item("arena_bytes", self.memory.arena_bytes)?;
         dict.set_item("kv_bytes_per_token", self.memory.kv_bytes_per_token)?;
+        dict.set_item("bytes_per_token", self.cost.bytes)?;
+        dict.set_item("layer_weights", self.cost.layer_weights)?;
         Ok(dict)
     }
 
