@@ -253,7 +253,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // The engine's thread stayed in the process that was forked; waiting for it here would take forever.
+        // The engine's thread stayed in the process that was forked: it is not here to be ended and waited for.
         if self.process != std::process::id() {
             std::mem::forget(Arc::clone(&self.handle));
         }
