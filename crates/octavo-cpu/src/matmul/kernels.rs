@@ -10,7 +10,8 @@ use crate::{
     simd::{LANES, Simd, simd_shells},
 };
 
-/// Rows from which a tile is computed slower than memory delivers it, so that fetching ahead pays.
+/// Rows from which an integer tile is computed slower than memory delivers it, so that fetching ahead pays. Dense tiles
+/// wait on one chain of additions from the first row on.
 const PREFETCH_ROWS: usize = 3;
 /// How far ahead, in bytes.
 const PREFETCH_DISTANCE: usize = 4096;
@@ -69,9 +70,14 @@ macro_rules! field {
 }
 
 #[inline(always)]
-unsafe fn prefetch<S: Simd, const M: usize>(simd: S, weights: *const u8) {
+fn prefetch<S: Simd>(simd: S, weights: *const u8) {
+    simd.prefetch(weights.wrapping_add(PREFETCH_DISTANCE));
+}
+
+#[inline(always)]
+fn prefetch_for_rows<S: Simd, const M: usize>(simd: S, weights: *const u8) {
     if M >= PREFETCH_ROWS {
-        simd.prefetch(weights.wrapping_add(PREFETCH_DISTANCE));
+        prefetch(simd, weights);
     }
 }
 
@@ -93,7 +99,7 @@ unsafe fn dot_nibble_group<S: Simd, const M: usize>(
             sums[m] = simd.start_nibbles(corrections[m]);
         }
         for i in 0..GROUP / 8 {
-            prefetch::<S, M>(simd, weights.add(i * 64));
+            prefetch_for_rows::<S, M>(simd, weights.add(i * 64));
             let bytes = simd.load_bytes(weights.add(i * 64));
             let (low, high) = (simd.low_nibbles(bytes), simd.high_nibbles(bytes));
             for m in 0..M {
@@ -151,7 +157,7 @@ impl Weights for Q4_1 {
             // SAFETY: the caller's: a group is 256 bytes of codes, 16 scales and 16 minima.
             unsafe {
                 let dots = dot_nibble_group::<S, M>(simd, weights, activations, [simd.splat_int(0); M]);
-                prefetch::<S, M>(simd, weights.add(256));
+                prefetch_for_rows::<S, M>(simd, weights.add(256));
                 add_scaled(simd, &mut sums, dots, weights.add(256), activations);
                 let minima = simd.load_f16(weights.add(288).cast());
                 for m in 0..M {
@@ -214,7 +220,7 @@ impl Weights for Q8_0 {
                     dots[m] = simd.start_biased(simd.splat_int(field!(activations, m, biased_correction)));
                 }
                 for i in 0..GROUP / 4 {
-                    prefetch::<S, M>(simd, weights.add(i * 64));
+                    prefetch_for_rows::<S, M>(simd, weights.add(i * 64));
                     let codes = simd.load_bytes(weights.add(i * 64));
                     for m in 0..M {
                         let x = simd.broadcast_bytes(activations.add(m * INT8_RECORD + i * 4));
@@ -246,7 +252,7 @@ impl Weights for Bf16 {
         for pair in 0..columns.div_ceil(2) {
             // SAFETY: the caller's: a pair of columns is 64 bytes; a record has 16 pairs.
             unsafe {
-                prefetch::<S, M>(simd, weights.add(pair * 64));
+                prefetch(simd, weights.add(pair * 64));
                 let codes = simd.load_bytes(weights.add(pair * 64));
                 let x = activations.add(pair / pairs_in_record * ROW_BLOCK * BF16_RECORD + pair % pairs_in_record * 4);
                 for m in 0..M {
@@ -279,7 +285,7 @@ unsafe fn float_tile<S: Simd, const M: usize, const SIZE: usize>(
         // SAFETY: the caller's: a column is 16 weights; a record has 32 columns.
         unsafe {
             let weights = weights.add(column * TILE_ROWS * SIZE);
-            prefetch::<S, M>(simd, weights);
+            prefetch(simd, weights);
             let weights = if SIZE == 2 { simd.load_f16(weights.cast()) } else { simd.load(weights.cast()) };
             let x = activations.add(column / GROUP * ROW_BLOCK * F32_RECORD + column % GROUP * 4);
             for m in 0..M {

@@ -60,7 +60,7 @@ unsafe impl Send for Output {}
 unsafe impl Sync for Output {}
 
 /// One tile times a few rows.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct TileJob {
     weights: *const u8,
     activations: *const u8,
@@ -70,6 +70,21 @@ struct TileJob {
     /// Outputs of the tile that exist.
     lanes: usize,
     mode: Mode,
+}
+
+impl TileJob {
+    /// A tile, counted within its part, for row 0, still without activations.
+    fn new(matrix: &PackedMatrix, part: &Part, tile: usize, output: Output) -> TileJob {
+        TileJob {
+            weights: matrix.tile(part, tile),
+            activations: std::ptr::null(),
+            columns: matrix.columns(),
+            out: output.start.wrapping_add(part.first_row + tile * TILE_ROWS),
+            stride: output.stride,
+            lanes: TILE_ROWS.min(part.rows - tile * TILE_ROWS),
+            mode: output.mode,
+        }
+    }
 }
 
 type TileKernel = unsafe fn(&TileJob);
@@ -133,43 +148,27 @@ impl Matmul {
             for part in matrix.parts() {
                 let tiles = tiles.start.max(part.first_tile)..tiles.end.min(part.end_tile());
                 for tile in tiles {
+                    let job = TileJob::new(matrix, part, tile - part.first_tile, output);
                     // SAFETY: the caller's; the tile is in this part.
-                    unsafe { self.run_tile(matrix, part, tile - part.first_tile, activations, block.clone(), output) }
+                    unsafe { self.run_rows(job, part.format, activations, block.clone()) }
                 }
             }
         }
     }
 
+    /// Runs a job, made for row 0, for each of the rows.
+    ///
     /// # Safety
-    /// As [`Matmul::run`]; `tile` counts within `part`.
-    unsafe fn run_tile(
-        &self,
-        matrix: &PackedMatrix,
-        part: &Part,
-        tile: usize,
-        activations: &Activations,
-        rows: Range<usize>,
-        output: Output,
-    ) {
-        let kernels = self.kernels(part.format);
-        let first_output = part.first_row + tile * TILE_ROWS;
-        let mut job = TileJob {
-            weights: matrix.tile(part, tile),
-            activations: std::ptr::null(),
-            columns: matrix.columns(),
-            out: output.start,
-            stride: output.stride,
-            lanes: TILE_ROWS.min(part.rows - tile * TILE_ROWS),
-            mode: output.mode,
-        };
+    /// As [`Matmul::run`].
+    unsafe fn run_rows(&self, job: TileJob, format: WeightFormat, activations: &Activations, rows: Range<usize>) {
+        let kernels = self.kernels(format);
         let mut row = rows.start;
         while row < rows.end {
             let count = self.rows_at_once.min(ROW_BLOCK - row % ROW_BLOCK).min(rows.end - row);
-            let Some(first) = activations.row(input_rounding(part.format), row) else {
-                panic!("activations have no rounding for {} weights", part.format)
+            let Some(first) = activations.row(input_rounding(format), row) else {
+                panic!("activations have no rounding for {format} weights")
             };
-            job.activations = first;
-            job.out = output.start.wrapping_add(row * output.stride + first_output);
+            let job = TileJob { activations: first, out: job.out.wrapping_add(row * job.stride), ..job };
             // SAFETY: the tile and the records have `columns` columns, the rows lie in one block; outputs are the
             // caller's.
             unsafe { kernels[count - 1](&job) };

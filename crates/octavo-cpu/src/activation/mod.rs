@@ -1,0 +1,214 @@
+//! The inputs of a matmul, rounded as its weights' formats ask, in the layout that the kernels read.
+//!
+//! Layout of one rounding: `[row block of 8][group of 32 columns][8 rows]` records. So a kernel reaches the same group
+//! of up to eight rows at constant distances from one pointer. Places of rows beyond the last, and of columns beyond the
+//! last, hold zeros.
+
+#[cfg(test)]
+mod tests;
+mod write;
+
+use octavo_backend::{
+    BackendError, InputRounding,
+    numerics::{ACTIVATION_GROUP, rms_factor},
+};
+
+use self::write::{Normalized, Plain, RowWriters, Source, Writers};
+use crate::{arena::AlignedBytes, isa::Isa};
+
+/// Rows that lie together; no kernel call crosses the border between two blocks.
+pub const ROW_BLOCK: usize = 8;
+
+/// 32 activations in 8 bits, with what the kernels need to know of them beforehand.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(16))]
+pub(crate) struct Int8Record {
+    /// As [`octavo_backend::numerics::ActivationGroup`] has them.
+    pub codes: [i8; ACTIVATION_GROUP],
+    /// Of the group; not finite when a value was not.
+    pub scale: f32,
+    /// `scale * sum of codes`, rounded once.
+    pub scaled_sum: f32,
+    /// -8 times the sum of the codes: takes the zero point of 4-bit codes off a dot product.
+    pub nibble_correction: i32,
+    /// -128 times the sum of the codes: takes the bias of 8-bit codes off a dot product.
+    pub biased_correction: i32,
+}
+
+/// Bytes from one record to the next.
+pub(crate) const INT8_RECORD: usize = size_of::<Int8Record>();
+/// Bytes from one record to the next.
+pub(crate) const BF16_RECORD: usize = ACTIVATION_GROUP * 2;
+/// Bytes from one record to the next.
+pub(crate) const F32_RECORD: usize = ACTIVATION_GROUP * 4;
+
+/// A set of ways to round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RoundingSet(u8);
+
+impl RoundingSet {
+    /// True when `rounding` is in the set.
+    pub fn contains(self, rounding: InputRounding) -> bool {
+        self.0 & bit(rounding) != 0
+    }
+
+    /// The set of all that are in either.
+    pub fn union(self, other: RoundingSet) -> RoundingSet {
+        RoundingSet(self.0 | other.0)
+    }
+}
+
+impl FromIterator<InputRounding> for RoundingSet {
+    fn from_iter<I: IntoIterator<Item = InputRounding>>(roundings: I) -> RoundingSet {
+        RoundingSet(roundings.into_iter().fold(0, |set, rounding| set | bit(rounding)))
+    }
+}
+
+fn bit(rounding: InputRounding) -> u8 {
+    match rounding {
+        InputRounding::None => 1,
+        InputRounding::Bf16 => 2,
+        InputRounding::Int8Group32 => 4,
+    }
+}
+
+/// An RMSNorm to apply to a row on its way into [`Activations`].
+#[derive(Debug, Clone, Copy)]
+pub struct Norm<'a> {
+    /// One weight a column.
+    pub weight: &'a [f32],
+    /// Added to the mean of the squares.
+    pub epsilon: f32,
+}
+
+/// Rows of activations in one or several roundings, written by many workers and read by the matmul kernels.
+#[derive(Debug)]
+pub struct Activations {
+    columns: usize,
+    rows: usize,
+    writers: Writers,
+    int8: Option<AlignedBytes>,
+    bf16: Option<AlignedBytes>,
+    f32: Option<AlignedBytes>,
+}
+
+impl Activations {
+    /// Memory for `rows` rows of `columns` values in each of the roundings.
+    ///
+    /// # Errors
+    /// Memory that cannot be had, or a number of columns that does not divide into groups where groups are asked for.
+    pub fn new(isa: Isa, roundings: RoundingSet, columns: usize, rows: usize) -> Result<Activations, BackendError> {
+        if roundings.contains(InputRounding::Int8Group32) && !columns.is_multiple_of(ACTIVATION_GROUP) {
+            return Err(BackendError::Unsupported {
+                what: "columns of a matmul with 8-bit activations",
+                found: columns.to_string(),
+                expected: format!("a multiple of {ACTIVATION_GROUP}"),
+            });
+        }
+        let plane = |rounding, record: usize| -> Result<Option<AlignedBytes>, BackendError> {
+            if !roundings.contains(rounding) {
+                return Ok(None);
+            }
+            let bytes = rows
+                .checked_next_multiple_of(ROW_BLOCK)
+                .and_then(|rows| rows.checked_mul(columns.div_ceil(ACTIVATION_GROUP)))
+                .and_then(|records| records.checked_mul(record));
+            AlignedBytes::zeroed("activations", bytes.unwrap_or(usize::MAX)).map(Some)
+        };
+        Ok(Activations {
+            columns,
+            rows,
+            writers: Writers::new(isa),
+            int8: plane(InputRounding::Int8Group32, INT8_RECORD)?,
+            bf16: plane(InputRounding::Bf16, BF16_RECORD)?,
+            f32: plane(InputRounding::None, F32_RECORD)?,
+        })
+    }
+
+    /// Bytes that [`Activations::new`] takes.
+    pub fn footprint(roundings: RoundingSet, columns: usize, rows: usize) -> usize {
+        let records = rows.next_multiple_of(ROW_BLOCK) * columns.div_ceil(ACTIVATION_GROUP);
+        let size = |rounding, record| if roundings.contains(rounding) { records * record } else { 0 };
+        size(InputRounding::Int8Group32, INT8_RECORD)
+            + size(InputRounding::Bf16, BF16_RECORD)
+            + size(InputRounding::None, F32_RECORD)
+    }
+
+    /// Values in a row.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Rows there is room for.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Rounds `values` into row `row`, bit for bit as [`octavo_backend::numerics`] defines.
+    ///
+    /// # Panics
+    /// If the row does not exist or `values` has another length than [`Activations::columns`].
+    ///
+    /// # Safety
+    /// No other thread writes or reads the same row at the same time. Different rows may be written at once.
+    pub unsafe fn write_row(&self, row: usize, values: &[f32]) {
+        assert!(row < self.rows && values.len() == self.columns, "row {row} of {} values", values.len());
+        let source = Plain { values: values.as_ptr() };
+        // SAFETY: `values` has `columns` elements; the rest is the caller's.
+        unsafe { self.write(row, &self.writers.plain, source) }
+    }
+
+    /// As [`Activations::write_row`], of the row after [`octavo_backend::numerics::rms_norm`].
+    ///
+    /// # Panics
+    /// If the row does not exist or `values` or the norm's weight has another length than [`Activations::columns`].
+    ///
+    /// # Safety
+    /// As [`Activations::write_row`].
+    pub unsafe fn write_normalized_row(&self, row: usize, values: &[f32], norm: Norm) {
+        assert!(row < self.rows && values.len() == self.columns, "row {row} of {} values", values.len());
+        assert_eq!(norm.weight.len(), self.columns, "weights of a norm");
+        // SAFETY: the pointer and length are of one slice.
+        let sum = unsafe { (self.writers.sum_of_squares)(values.as_ptr(), values.len()) };
+        let factor = rms_factor(sum, values.len(), norm.epsilon);
+        let source = Normalized { values: values.as_ptr(), weight: norm.weight.as_ptr(), factor };
+        // SAFETY: both slices have `columns` elements; the rest is the caller's.
+        unsafe { self.write(row, &self.writers.normalized, source) }
+    }
+
+    /// # Safety
+    /// As [`Activations::write_row`]; `source` has `columns` values.
+    unsafe fn write<V: Source>(&self, row: usize, writers: &RowWriters<V>, source: V) {
+        let planes = [
+            (&self.int8, writers.int8, INT8_RECORD),
+            (&self.bf16, writers.bf16, BF16_RECORD),
+            (&self.f32, writers.f32, F32_RECORD),
+        ];
+        for (plane, writer, record) in planes {
+            if let Some(plane) = plane {
+                // SAFETY: the records of a row that exists are inside the plane, `ROW_BLOCK` records apart.
+                unsafe { writer(source, self.columns, plane.shared_ptr().add(self.offset(row, 0, record))) }
+            }
+        }
+    }
+
+    /// Bytes before the record of one row and group.
+    fn offset(&self, row: usize, group: usize, record: usize) -> usize {
+        let groups = self.columns.div_ceil(ACTIVATION_GROUP);
+        ((row / ROW_BLOCK * groups + group) * ROW_BLOCK + row % ROW_BLOCK) * record
+    }
+
+    /// The first record of a row in one rounding; none when the set does not contain it.
+    ///
+    /// The record of the next row in the same block is one record further, the next group's `ROW_BLOCK` records.
+    pub(crate) fn row(&self, rounding: InputRounding, row: usize) -> Option<*const u8> {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        let (plane, record) = match rounding {
+            InputRounding::Int8Group32 => (&self.int8, INT8_RECORD),
+            InputRounding::Bf16 => (&self.bf16, BF16_RECORD),
+            InputRounding::None => (&self.f32, F32_RECORD),
+        };
+        // SAFETY: the record of a row that exists is inside the plane.
+        plane.as_ref().map(|plane| unsafe { plane.as_ptr().add(self.offset(row, 0, record)) })
+    }
+}
