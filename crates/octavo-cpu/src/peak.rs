@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Dot steps of one accumulator in one call.
-const STEPS: usize = 4096;
+const STEPS: usize = 2048;
 
 /// Operations of one dot step: 64 multiplications and 64 additions.
 const OPERATIONS: usize = 128;
@@ -29,8 +29,9 @@ fn accumulators(isa: Isa) -> usize {
 pub fn dot_peak(isa: Isa, time: Duration) -> f64 {
     let run = if accumulators(isa) == 12 { select_dots::<12>(isa) } else { select_dots::<3>(isa) };
     let operations = STEPS * accumulators(isa) * OPERATIONS;
-    // SAFETY: the kernel touches no memory.
-    best_rate(operations, time, || unsafe { run(black_box(1)) })
+    let operands = black_box([1u8; STEPS * 4]);
+    // SAFETY: the array has as many bytes as the kernel reads.
+    best_rate(operations, time, || unsafe { run(operands.as_ptr()) })
 }
 
 /// Read bandwidth of the calling thread, in bytes a second: the best pass over `buffer` within `time`.
@@ -56,26 +57,30 @@ fn best_rate(amount: usize, time: Duration, run: impl Fn() -> i32) -> f64 {
     amount as f64 / shortest
 }
 
-/// Every step has other activations and every sum other weights: equal products would be computed once.
+/// Every step has other activations, from the first-level cache as in a matmul, and every sum other weights: equal
+/// products would be computed once.
+///
+/// # Safety
+/// `STEPS * 4` bytes are readable at `operands`.
 #[inline(always)]
-unsafe fn dots<S: Simd, const N: usize>(simd: S, bytes: i32) -> i32 {
-    let one = simd.splat_int(bytes);
-    let mut weights = [one; N];
-    let mut activations = one;
-    for weight in &mut weights {
-        activations = simd.add_int(activations, one);
-        *weight = activations;
+unsafe fn dots<S: Simd, const N: usize>(simd: S, operands: *const u8) -> i32 {
+    let zero = simd.splat_int(0);
+    let mut weights = [zero; N];
+    for (i, weight) in weights.iter_mut().enumerate() {
+        // SAFETY: the caller's: `N` vectors are less than that.
+        *weight = unsafe { simd.load_bytes(operands.add(i * 64)) };
     }
-    let mut sums = [simd.start_nibbles(one); N];
-    for _ in 0..STEPS {
-        activations = simd.add_int(activations, one);
+    let mut sums = [simd.start_nibbles(zero); N];
+    for step in 0..STEPS {
+        // SAFETY: the caller's.
+        let activations = unsafe { simd.broadcast_bytes(operands.add(step * 4)) };
         for i in 0..N {
             sums[i] = simd.dot_nibbles(sums[i], weights[i], activations);
         }
     }
-    let mut total = one;
+    let mut total = zero;
     for sum in sums {
-        total = simd.add_int(total, simd.finish_nibbles(sum, one));
+        total = simd.add_int(total, simd.finish_nibbles(sum, zero));
     }
     simd.fold_int(total)
 }
@@ -94,7 +99,7 @@ unsafe fn read<S: Simd>(simd: S, from: *const u8, len: usize) -> i32 {
 }
 
 simd_shells! {
-    fn select_dots[const N: usize][N] = dots(bytes: i32) -> i32;
+    fn select_dots[const N: usize][N] = dots(operands: *const u8) -> i32;
     fn select_read[][] = read(from: *const u8, len: usize) -> i32;
 }
 
