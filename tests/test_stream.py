@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 import tiny
 from octavo import LLM, EngineDeadError, InvalidRequest, SamplingParams, StreamOutput
@@ -106,3 +107,31 @@ def test_closing_the_engine_ends_a_stream_with_an_error(successor_folder: Path) 
     llm.close()
     with pytest.raises(EngineDeadError, match="closed"):
         list(stream)
+
+
+def test_a_vocabulary_without_bytes_of_its_own_streams_whole_characters_too(tmp_path: Path) -> None:
+    pieces = [
+        "\u2581a",
+        "\u2581",
+        "b",
+        "<0xF0>",
+        "<0x9F>",
+        "<0xA6>",
+        "<0x80>",
+        "c",
+        "\u2581d",
+        "<0xC4>",
+        "<0x8F>",
+        "<0xFF>",
+    ]
+    vocabulary = {piece: at for at, piece in enumerate(["<unk>", *pieces])}
+    built = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    built.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    folder = tiny.write(tmp_path, tiny.successor_weights())
+    built.save(str(folder / "tokenizer.json"))
+    with LLM(folder, device="reference", max_model_len=64) as llm:
+        outputs = list(llm.stream([[0]], greedy(12)))
+        assert [output.text for output in outputs] == ["a", " ", "b", "", "", "", "🦀", "c", " d", "", "ď", "\ufffd"]
+        assert "".join(output.text for output in outputs[:-1]) == built.decode(list(range(1, 12)))

@@ -1,7 +1,9 @@
 //! Token ids to text as they arrive.
 //!
 //! Invariant: the joined pieces are what [`Tokenizer::decode`] gives for all ids at once, and no piece ends inside a
-//! character. Only the bytes of a character that is not complete are held back, at most three.
+//! character. Only the bytes of a character that is not complete are held back, at most three. Where a vocabulary has no
+//! bytes of its own for each token, this holds for valid UTF-8: such a decoder can turn a character that was complete
+//! into replacements when a stray byte follows, and what is given out cannot be taken back.
 
 use crate::tokenizer::{ControlTokensIn, Tokenizer};
 
@@ -126,7 +128,11 @@ impl Window {
 
     fn give_out(&mut self, tokenizer: &Tokenizer, whole: &str, text: &mut String) {
         let known = tokenizer.decode(&self.ids[..self.known], ControlTokensIn::Kept);
-        text.push_str(whole.strip_prefix(known.as_str()).unwrap_or(whole));
+        match whole.strip_prefix(known.as_str()) {
+            Some(new) => text.push_str(new),
+            // What came out before cannot be taken back; only the new tokens count.
+            None => text.push_str(&tokenizer.decode(&self.ids[self.known..], ControlTokensIn::Kept)),
+        }
         self.ids.drain(..self.known);
         self.known = self.ids.len();
     }
