@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from octavo.chat_template import ChatTemplate, Conversation, checked_messages, iter_conversations
 from octavo.collect import Collector, stream_output
 from octavo.errors import EngineDeadError, InvalidRequest
+from octavo.lower import lowered, params_of_each
 from octavo.models import resolve
 from octavo.options import checked_engine_options, refuse_others
 from octavo.outputs import EngineMetrics, RequestOutput, StreamOutput
@@ -21,14 +22,13 @@ from octavo.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from octavo._octavo import Core, Delta, Inbox, RequestParams, Tokenizer
+    from octavo._octavo import Core, Delta, Inbox, Tokenizer
 
 Device: TypeAlias = Literal["auto", "cpu", "reference"]
 Messages: TypeAlias = Conversation | Sequence[Conversation]
 
 # How long a wait may keep Python from seeing a signal.
 _WAIT_SECONDS = 0.05
-_MAX_COUNT = 2**32 - 1
 
 
 class LLM:
@@ -313,10 +313,12 @@ class LLM:
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = self._params_of_each(sampling_params, len(prompts))
+        params = params_of_each(sampling_params, default=self._defaults, count=len(prompts))
         with ExitStack() as cleanup:
             inbox = self._open_inbox(cleanup)
-            accepted = self._core.submit(inbox, [prompt.token_ids for prompt in prompts], self._lowered(params))
+            accepted = self._core.submit(
+                inbox, [prompt.token_ids for prompt in prompts], lowered(params, vocab_size=self._core.vocab_size)
+            )
             collectors = {
                 request: Collector(prompt, request, seed)
                 for prompt, (request, seed) in zip(prompts, accepted, strict=True)
@@ -333,10 +335,12 @@ class LLM:
         prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> Iterator[StreamOutput]:
-        params = self._params_of_each(sampling_params, len(prompts))
+        params = params_of_each(sampling_params, default=self._defaults, count=len(prompts))
         self._check_usable()
         inbox = self._core.inbox()
-        accepted = self._core.submit(inbox, [prompt.token_ids for prompt in prompts], self._lowered(params))
+        accepted = self._core.submit(
+            inbox, [prompt.token_ids for prompt in prompts], lowered(params, vocab_size=self._core.vocab_size)
+        )
         places = {request: index for index, (request, _) in enumerate(accepted)}
 
         def outputs() -> Iterator[StreamOutput]:
@@ -354,54 +358,6 @@ class LLM:
         inbox = self._core.inbox()
         cleanup.callback(inbox.abort)
         return inbox
-
-    def _params_of_each(
-        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
-        if sampling_params is None:
-            return [self._defaults] * count
-        if isinstance(sampling_params, SamplingParams):
-            return [sampling_params] * count
-        each = list(sampling_params) if isinstance(sampling_params, Sequence) else None
-        if each is None or not all(isinstance(params, SamplingParams) for params in each):
-            raise InvalidRequest(
-                f"sampling_params: found {sampling_params!r}, expected a SamplingParams or a list of them"
-            )
-        if len(each) != count:
-            raise InvalidRequest(
-                f"sampling_params: found {len(each)}, expected one for all or one for each of {count} prompts"
-            )
-        return each
-
-    def _lowered(self, params: list[SamplingParams]) -> list[RequestParams]:
-        return [self._lowered_one(one, index) for index, one in enumerate(params)]
-
-    def _lowered_one(self, params: SamplingParams, index: int) -> RequestParams:
-        vocab_size = self._core.vocab_size
-        stop_token_ids = list(params.stop_token_ids or ())
-        for position, token in enumerate(stop_token_ids):
-            if token >= vocab_size:
-                raise InvalidRequest(
-                    f"prompt {index}: stop_token_ids[{position}]: found {token}, expected 0 to {vocab_size - 1}"
-                )
-        logprobs = params.logprobs
-        if logprobs is not None and logprobs > vocab_size:
-            raise InvalidRequest(
-                f"prompt {index}: logprobs: found {logprobs}, expected at most {vocab_size}, the size of the vocabulary"
-            )
-        return {
-            "temperature": params.temperature,
-            "top_k": min(max(params.top_k, 0), _MAX_COUNT),
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "seed": params.seed,
-            "max_tokens": None if params.max_tokens is None else min(params.max_tokens, _MAX_COUNT),
-            "stop_token_ids": stop_token_ids,
-            "ignore_eos": params.ignore_eos,
-            "logprobs": vocab_size if logprobs == -1 else logprobs,
-            "detokenize": params.detokenize,
-            "skip_special_tokens": params.skip_special_tokens,
-        }
 
 
 def _deltas(inbox: Inbox, unfinished: int) -> Iterator[Delta]:
