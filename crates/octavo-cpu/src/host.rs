@@ -1,0 +1,414 @@
+//! What the host grants this process: CPUs and memory, as affinity masks, control groups and the kernel say.
+//!
+//! A container sees the host's processors and memory, but may use only its quota; threads beyond the quota make a
+//! machine slower, memory beyond the limit gets the process killed.
+
+use std::{collections::BTreeSet, fs};
+
+/// How many threads are worth starting, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Threads {
+    /// The smallest of the bounds below, at least 1.
+    pub count: usize,
+    /// CPUs in the process's affinity mask.
+    pub affinity: usize,
+    /// Control group quota in CPUs, rounded up; `None` without one.
+    pub quota: Option<usize>,
+    /// Physical cores among the CPUs of the mask.
+    pub cores: usize,
+}
+
+/// The number of threads that this process should compute with.
+pub fn available_threads() -> Threads {
+    let cpus = affinity().cpus();
+    let quota = quota(&Groups::of_process(), &read_file);
+    let cores = physical_cores(&cpus, &read_file);
+    let affinity = cpus.len().max(1);
+    let count = affinity.min(cores).min(quota.unwrap_or(affinity)).max(1);
+    Threads { count, affinity, quota, cores }
+}
+
+/// Bytes of memory that this process may use: the host's, or the control group's limit if that is lower.
+///
+/// `usize::MAX` where neither can be read.
+pub fn memory_limit() -> usize {
+    let total = read_file("/proc/meminfo").and_then(|text| memory_total(&text));
+    let limit = group_memory(&Groups::of_process(), &read_file);
+    total.unwrap_or(usize::MAX).min(limit.unwrap_or(usize::MAX))
+}
+
+/// Bytes of this process that are in memory now; `None` where the system does not say.
+pub fn resident_bytes() -> Option<usize> {
+    let pages = resident_pages(&read_file("/proc/self/statm")?)?;
+    pages.checked_mul(page_size()?)
+}
+
+fn read_file(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+/// Where this process stands in each control group hierarchy that bounds it: the mount point and the path below it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Groups {
+    unified: Option<(String, String)>,
+    cpu: Option<(String, String)>,
+    memory: Option<(String, String)>,
+}
+
+impl Groups {
+    fn of_process() -> Groups {
+        let paths = read_file("/proc/self/cgroup").unwrap_or_default();
+        let mounts = read_file("/proc/self/mountinfo").unwrap_or_default();
+        Groups::parse(&paths, &mounts)
+    }
+
+    /// Reads `/proc/self/cgroup` (`id:controllers:path`) and `/proc/self/mountinfo`.
+    fn parse(paths: &str, mounts: &str) -> Groups {
+        let path = |controller: &str| {
+            paths.lines().find_map(|line| {
+                let mut fields = line.splitn(3, ':').skip(1);
+                let (controllers, path) = (fields.next()?, fields.next()?);
+                controllers.split(',').any(|name| name == controller).then(|| path.to_owned())
+            })
+        };
+        // Fields before " - ": id, parent, device, root, mount point, ...; after it: type, source, options.
+        let mount = |kind: &str, controller: &str| {
+            mounts.lines().find_map(|line| {
+                let (left, right) = line.split_once(" - ")?;
+                let mut right = right.split(' ');
+                let found = right.next()? == kind
+                    && (controller.is_empty() || right.nth(1)?.split(',').any(|option| option == controller));
+                found.then(|| left.split(' ').nth(4).map(str::to_owned))?
+            })
+        };
+        Groups {
+            unified: mount("cgroup2", "").zip(path("")),
+            cpu: mount("cgroup", "cpu").zip(path("cpu")),
+            memory: mount("cgroup", "memory").zip(path("memory")),
+        }
+    }
+}
+
+/// The directories of a group and its ancestors. A container that sees only its own group has it at the mount point.
+fn ancestors((mount, path): &(String, String)) -> Vec<String> {
+    let mut directories = Vec::new();
+    let mut rest = path.trim_end_matches('/');
+    while !rest.is_empty() {
+        directories.push(format!("{mount}{rest}"));
+        rest = rest.rfind('/').map_or("", |slash| &rest[..slash]);
+    }
+    directories.push(mount.clone());
+    directories
+}
+
+type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The tightest CPU quota over the groups of this process, rounded up.
+fn quota(groups: &Groups, read: Read<'_>) -> Option<usize> {
+    let unified = groups.unified.iter().flat_map(ancestors).filter_map(|directory| {
+        let text = read(&format!("{directory}/cpu.max"))?;
+        let (quota, period) = text.trim().split_once(' ')?;
+        cpus_of_quota(quota, period)
+    });
+    let separate = groups.cpu.iter().flat_map(ancestors).filter_map(|directory| {
+        let quota = read(&format!("{directory}/cpu.cfs_quota_us"))?;
+        cpus_of_quota(&quota, &read(&format!("{directory}/cpu.cfs_period_us"))?)
+    });
+    unified.chain(separate).min()
+}
+
+/// `None` for `max`, -1 and anything that is no quota.
+fn cpus_of_quota(quota: &str, period: &str) -> Option<usize> {
+    let (quota, period): (usize, usize) = (quota.trim().parse().ok()?, period.trim().parse().ok()?);
+    (quota > 0 && period > 0).then(|| quota.div_ceil(period))
+}
+
+/// The tightest memory limit over the groups of this process.
+fn group_memory(groups: &Groups, read: Read<'_>) -> Option<usize> {
+    let limit = |directory: String, file: &str| read(&format!("{directory}/{file}"))?.trim().parse::<usize>().ok();
+    let unified = groups.unified.iter().flat_map(ancestors).filter_map(|d| limit(d, "memory.max"));
+    let separate = groups.memory.iter().flat_map(ancestors).filter_map(|d| limit(d, "memory.limit_in_bytes"));
+    unified.chain(separate).min()
+}
+
+/// `MemTotal` of `/proc/meminfo` in bytes.
+fn memory_total(text: &str) -> Option<usize> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
+}
+
+/// The second number of `/proc/self/statm`.
+fn resident_pages(text: &str) -> Option<usize> {
+    text.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Distinct cores among `cpus`. A CPU whose siblings are unknown counts as a core.
+fn physical_cores(cpus: &[usize], read: Read<'_>) -> usize {
+    let core = |cpu: usize| {
+        let text = read(&format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))?;
+        cpu_list(&text)?.into_iter().min()
+    };
+    cpus.iter().map(|&cpu| core(cpu).unwrap_or(cpu)).collect::<BTreeSet<usize>>().len().max(1)
+}
+
+/// Reads the kernel's lists, as `0-3,8`.
+fn cpu_list(text: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        // No kernel has more CPUs; a corrupt list must not take all memory.
+        if last >= 1 << 16 {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    Some(cpus)
+}
+
+#[cfg(target_os = "linux")]
+pub(crate) use linux::{CpuSet, ThreadMask, affinity};
+#[cfg(not(target_os = "linux"))]
+pub(crate) use other::{CpuSet, ThreadMask, affinity};
+
+#[cfg(unix)]
+fn page_size() -> Option<usize> {
+    // SAFETY: reads a constant of the system.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()
+}
+
+#[cfg(not(unix))]
+fn page_size() -> Option<usize> {
+    None
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::mem::{size_of, zeroed};
+
+    /// CPUs that a thread may run on.
+    #[derive(Clone)]
+    pub(crate) struct CpuSet(libc::cpu_set_t);
+
+    impl CpuSet {
+        fn empty() -> CpuSet {
+            // SAFETY: a bit mask; all zeros is the empty set.
+            CpuSet(unsafe { zeroed() })
+        }
+
+        /// The set of one CPU.
+        pub(crate) fn only(cpu: usize) -> CpuSet {
+            let mut set = CpuSet::empty();
+            if cpu < libc::CPU_SETSIZE as usize {
+                // SAFETY: in range.
+                unsafe { libc::CPU_SET(cpu, &mut set.0) };
+            }
+            set
+        }
+
+        /// The set of a process or thread; empty if the system does not say.
+        fn of(id: libc::pid_t) -> CpuSet {
+            let mut set = CpuSet::empty();
+            // SAFETY: the set is valid for writes of its size.
+            if unsafe { libc::sched_getaffinity(id, size_of::<libc::cpu_set_t>(), &mut set.0) } != 0 {
+                return CpuSet::empty();
+            }
+            set
+        }
+
+        /// Its members, ascending.
+        pub(crate) fn cpus(&self) -> Vec<usize> {
+            // SAFETY: all indices are in range.
+            (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &self.0) }).collect()
+        }
+
+        /// Binds the calling thread. A refusal is no fault: the thread only runs where the system puts it.
+        pub(crate) fn apply(&self) {
+            self.apply_to(0);
+        }
+
+        fn apply_to(&self, id: libc::pid_t) {
+            // SAFETY: the set is valid for reads of its size.
+            unsafe { libc::sched_setaffinity(id, size_of::<libc::cpu_set_t>(), &self.0) };
+        }
+    }
+
+    /// The CPUs that the process may use: those of its first thread, since the calling thread may be pinned already.
+    pub(crate) fn affinity() -> CpuSet {
+        // SAFETY: has no preconditions.
+        let set = CpuSet::of(unsafe { libc::getpid() });
+        if !set.cpus().is_empty() {
+            return set;
+        }
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut set = CpuSet::empty();
+        for cpu in 0..count.min(libc::CPU_SETSIZE as usize) {
+            // SAFETY: in range.
+            unsafe { libc::CPU_SET(cpu, &mut set.0) };
+        }
+        set
+    }
+
+    /// A thread and the mask it had.
+    pub(crate) struct ThreadMask {
+        thread: libc::pid_t,
+        set: CpuSet,
+    }
+
+    impl ThreadMask {
+        pub(crate) fn of_caller() -> ThreadMask {
+            // SAFETY: has no preconditions.
+            let thread = unsafe { libc::gettid() };
+            ThreadMask { thread, set: CpuSet::of(thread) }
+        }
+
+        #[cfg(test)]
+        pub(crate) fn cpus(&self) -> Vec<usize> {
+            self.set.cpus()
+        }
+
+        /// Gives the thread its mask back, from any thread of the process.
+        pub(crate) fn restore(&self) {
+            // SAFETY: signal 0 only asks whether the thread is one of this process; its number may have been reused.
+            let ours = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.thread, 0) } == 0;
+            if ours && !self.set.cpus().is_empty() {
+                self.set.apply_to(self.thread);
+            }
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod other {
+    /// CPUs by number; threads are never bound here.
+    #[derive(Clone)]
+    pub(crate) struct CpuSet;
+
+    impl CpuSet {
+        pub(crate) fn only(_cpu: usize) -> CpuSet {
+            CpuSet
+        }
+
+        pub(crate) fn cpus(&self) -> Vec<usize> {
+            (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
+        }
+
+        pub(crate) fn apply(&self) {}
+    }
+
+    pub(crate) fn affinity() -> CpuSet {
+        CpuSet
+    }
+
+    pub(crate) struct ThreadMask;
+
+    impl ThreadMask {
+        pub(crate) fn of_caller() -> ThreadMask {
+            ThreadMask
+        }
+
+        pub(crate) fn restore(&self) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    const UNIFIED: &str = "29 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+    const SEPARATE: &str = "30 25 0:27 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n\
+                            31 25 0:28 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n";
+
+    fn files(entries: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+        let map: HashMap<String, String> = entries.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        move |path| map.get(path).cloned()
+    }
+
+    #[test]
+    fn a_unified_group_is_bounded_by_the_tightest_of_its_ancestors() {
+        let groups = Groups::parse("0::/pod/box\n", UNIFIED);
+        let read = files(&[
+            ("/sys/fs/cgroup/pod/box/cpu.max", "max 100000\n"),
+            ("/sys/fs/cgroup/pod/cpu.max", "150000 100000\n"),
+            ("/sys/fs/cgroup/pod/box/memory.max", "max\n"),
+            ("/sys/fs/cgroup/pod/memory.max", "1048576\n"),
+        ]);
+        assert_eq!(quota(&groups, &read), Some(2), "1.5 CPUs are worth two threads");
+        assert_eq!(group_memory(&groups, &read), Some(1 << 20));
+    }
+
+    #[test]
+    fn separate_hierarchies_are_read_where_they_are_mounted() {
+        let groups = Groups::parse("5:memory:/job\n3:cpu,cpuacct:/job\n0::/\n", SEPARATE);
+        let read = files(&[
+            ("/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "100000\n"),
+            ("/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n"),
+            ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "4096\n"),
+        ]);
+        assert_eq!(quota(&groups, &read), Some(1));
+        assert_eq!(group_memory(&groups, &read), Some(4096));
+    }
+
+    #[test]
+    fn a_container_that_sees_only_its_own_group_finds_it_at_the_mount_point() {
+        let groups = Groups::parse("0::/docker/abc\n", UNIFIED);
+        assert_eq!(quota(&groups, &files(&[("/sys/fs/cgroup/cpu.max", "50000 100000")])), Some(1));
+    }
+
+    #[test]
+    fn no_quota_is_no_bound() {
+        let groups = Groups::parse("3:cpu:/\n", SEPARATE);
+        let read = files(&[
+            ("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n"),
+            ("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
+        ]);
+        assert_eq!(quota(&groups, &read), None);
+        assert_eq!(quota(&Groups::parse("", ""), &read), None);
+        assert_eq!(group_memory(&Groups::parse("garbage\n::", "garbage - "), &read), None);
+    }
+
+    #[test]
+    fn siblings_are_one_core() {
+        let read = files(&[
+            ("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0,4\n"),
+            ("/sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "1,5\n"),
+            ("/sys/devices/system/cpu/cpu4/topology/thread_siblings_list", "0,4\n"),
+        ]);
+        assert_eq!(physical_cores(&[0, 1, 4], &read), 2);
+        assert_eq!(physical_cores(&[7, 8], &read), 2, "unknown topology");
+    }
+
+    #[test]
+    fn lists_of_cpus_are_read_as_the_kernel_writes_them() {
+        assert_eq!(cpu_list("0-2,8\n"), Some(vec![0, 1, 2, 8]));
+        assert_eq!(cpu_list("0-99999999999"), None);
+        assert_eq!(cpu_list(""), None);
+    }
+
+    #[test]
+    fn kernel_tables_are_read_in_their_units() {
+        assert_eq!(memory_total("MemFree: 1 kB\nMemTotal:       16384 kB\n"), Some(16 << 20));
+        assert_eq!(memory_total("MemTotal: many kB"), None);
+        assert_eq!(resident_pages("100 42 3 4"), Some(42));
+        assert_eq!(resident_pages(""), None);
+    }
+
+    #[test]
+    fn the_chosen_count_is_within_every_bound() {
+        let threads = available_threads();
+        assert!(threads.count >= 1 && threads.count <= threads.affinity && threads.count <= threads.cores);
+        assert!(threads.quota.is_none_or(|quota| threads.count <= quota));
+        assert!(memory_limit() > 0);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn resident_memory_grows_with_what_is_touched() {
+        let before = resident_bytes().unwrap();
+        let held = vec![1u8; 64 << 20];
+        assert!(resident_bytes().unwrap() >= before + held.len() / 2);
+    }
+}

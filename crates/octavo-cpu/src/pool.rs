@@ -1,0 +1,508 @@
+//! The worker pool: one entry a step, barriers in between.
+//!
+//! The calling thread is worker 0; the others are threads of the pool. [`Pool::run`] sends all of them through one
+//! closure, which cuts its work into regions: [`Worker::for_each`] shares a region's items out through an atomic counter
+//! and ends with a barrier. A general task pool costs 6 to 50 microseconds for each region, a barrier less than one, and
+//! a decode step has a few hundred regions.
+//!
+//! Which worker takes which items depends on timing; no result may.
+
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    hint,
+    ops::Range,
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle, ThreadId},
+    time::{Duration, Instant},
+};
+
+use octavo_backend::BackendError;
+
+use crate::host::{self, CpuSet, ThreadMask};
+
+/// Turns of the spin loop before a waiter lets others run: 20 to 50 microseconds on current processors.
+const SPINS: u32 = 1000;
+
+/// A pool that has waited this long for the next step sleeps until it comes.
+const AWAKE: Duration = Duration::from_millis(2);
+
+/// Threads that go through a step together. Dropping it ends them.
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    pinning: Option<Pinning>,
+}
+
+impl Pool {
+    /// Starts `count - 1` threads (at least none).
+    ///
+    /// Workers are pinned, one to each CPU, only when there are as many as the process may use: several smaller pools
+    /// would otherwise stack on the first CPUs.
+    ///
+    /// # Errors
+    /// A thread that the system refuses to start.
+    pub fn new(count: usize) -> Result<Pool, BackendError> {
+        let count = count.max(1);
+        let allowed = host::affinity();
+        let cpus: Vec<usize> = allowed.cpus();
+        let pins = cpus.len() == count && count > 1;
+        let mut pool = Pool {
+            shared: Arc::new(Shared::new(count)),
+            threads: Vec::with_capacity(count - 1),
+            pinning: pins.then(|| Pinning { cpu: cpus[0], pinned: None }),
+        };
+        for index in 1..count {
+            let shared = Arc::clone(&pool.shared);
+            // A thread inherits the mask of its creator, which may be pinned already.
+            let mask = cpus.get(index).filter(|_| pins).map_or(allowed.clone(), |&cpu| CpuSet::only(cpu));
+            let thread = thread::Builder::new()
+                .name(format!("octavo-cpu-{index}"))
+                .spawn(move || {
+                    mask.apply();
+                    serve(&shared, index);
+                })
+                .map_err(|error| BackendError::Kernel(format!("worker thread {index} did not start: {error}")))?;
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+
+    /// Number of workers, the caller included.
+    pub fn count(&self) -> usize {
+        self.shared.count
+    }
+
+    /// Sends every worker through `body` and waits for all of them.
+    ///
+    /// # Errors
+    /// [`BackendError::Kernel`] if a worker panicked; the others leave at their next barrier and the pool stays usable.
+    pub fn run<F: Fn(&Worker<'_>) + Sync>(&mut self, body: F) -> Result<(), BackendError> {
+        if let Some(pinning) = &mut self.pinning {
+            pinning.pin_caller();
+        }
+        let shared = &*self.shared;
+        shared.begin(&body, &self.threads);
+        shared.enter(&Job::of(&body), 0);
+        let mut wait = Wait::new();
+        while shared.running.0.load(Ordering::Acquire) != 0 {
+            wait.turn();
+        }
+        match shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(message) => Err(BackendError::Kernel(message)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.step.0.fetch_add(1, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            // A worker catches its panics, so that there is nothing to learn from the result.
+            let _ = thread.join();
+        }
+        if let Some(pinning) = &mut self.pinning {
+            pinning.release();
+        }
+    }
+}
+
+/// One worker's place in a step.
+pub struct Worker<'a> {
+    shared: &'a Shared,
+    /// 0 for the calling thread.
+    pub index: usize,
+    /// Workers in this step.
+    pub count: usize,
+}
+
+impl Worker<'_> {
+    /// Waits until every worker is here. What any of them wrote before is visible to all of them after.
+    ///
+    /// Leaves the step (by unwinding) when another worker has panicked.
+    pub fn barrier(&self) {
+        if self.count > 1 {
+            self.shared.wait_for_all();
+        }
+    }
+
+    /// One region: hands `0..items` out in ranges of at most `chunk` and ends with a barrier.
+    ///
+    /// All workers must call it with the same numbers. No range is handed out twice.
+    pub fn for_each(&self, items: usize, chunk: usize, mut body: impl FnMut(Range<usize>)) {
+        let chunk = chunk.max(1);
+        loop {
+            let start = self.shared.taken.0.fetch_add(chunk, Ordering::Relaxed);
+            if start >= items {
+                break;
+            }
+            body(start..items.min(start + chunk));
+        }
+        self.end_region();
+    }
+
+    /// As [`Worker::for_each`] for cheap items: the ranges are long at first, half a fair share of what is left, and end
+    /// with single items, so that there are few of them and a late worker still costs little.
+    pub fn for_each_shrinking(&self, items: usize, mut body: impl FnMut(Range<usize>)) {
+        let share = |taken: usize| (items.saturating_sub(taken) / (2 * self.count)).max(1);
+        let taken = &self.shared.taken.0;
+        loop {
+            let next = |start: usize| (start < items).then(|| start + share(start));
+            let Ok(start) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) else { break };
+            body(start..start + share(start));
+        }
+        self.end_region();
+    }
+
+    fn end_region(&self) {
+        if self.count > 1 {
+            self.shared.wait_for_all();
+        } else {
+            self.shared.taken.0.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Keeps what different workers write off each other's cache lines (pairs of lines are fetched together).
+#[repr(align(128))]
+struct Line<T>(T);
+
+struct Shared {
+    count: usize,
+    /// Counts steps; a change is the signal to start.
+    step: Line<AtomicU32>,
+    /// Threads still inside the step, the caller not counted.
+    running: Line<AtomicUsize>,
+    /// Workers that have reached the barrier.
+    arrived: Line<AtomicUsize>,
+    /// Counts completed barriers.
+    epoch: Line<AtomicU32>,
+    /// Items of this region that have been handed out. Invariant: 0 when a region begins; the last to arrive at a
+    /// barrier sets it back while all others wait there.
+    taken: Line<AtomicUsize>,
+    /// A worker has panicked in this step.
+    poisoned: AtomicBool,
+    stop: AtomicBool,
+    /// Which workers sleep; the caller wakes them.
+    asleep: Vec<Line<AtomicBool>>,
+    job: UnsafeCell<Job>,
+    /// What the first panic of this step said.
+    failure: Mutex<Option<String>>,
+}
+
+// SAFETY: `job` is written only by the caller of `run`, while no thread is inside a step (`running` is 0), and read by
+// threads only after they have seen the change of `step` that follows the write. Everything else is atomic or locked.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer inside `job` is used only during `run`, whose closure is `Sync`.
+unsafe impl Send for Shared {}
+
+/// A closure without its type.
+#[derive(Clone, Copy)]
+struct Job {
+    body: *const (),
+    call: unsafe fn(*const (), &Worker<'_>),
+}
+
+impl Job {
+    fn of<F: Fn(&Worker<'_>) + Sync>(body: &F) -> Job {
+        /// # Safety
+        /// `body` points to a live `F`.
+        unsafe fn call<F: Fn(&Worker<'_>)>(body: *const (), worker: &Worker<'_>) {
+            // SAFETY: by the contract of this function.
+            unsafe { (*body.cast::<F>())(worker) }
+        }
+        Job { body: (body as *const F).cast(), call: call::<F> }
+    }
+}
+
+/// How workers leave a poisoned step; never shown to anyone.
+struct Left;
+
+impl Shared {
+    fn new(count: usize) -> Shared {
+        Shared {
+            count,
+            step: Line(AtomicU32::new(0)),
+            running: Line(AtomicUsize::new(0)),
+            arrived: Line(AtomicUsize::new(0)),
+            epoch: Line(AtomicU32::new(0)),
+            taken: Line(AtomicUsize::new(0)),
+            poisoned: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            asleep: (0..count).map(|_| Line(AtomicBool::new(false))).collect(),
+            job: UnsafeCell::new(Job::of(&|_: &Worker<'_>| {})),
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// Publishes a step and wakes who sleeps. No thread is inside a step.
+    fn begin<F: Fn(&Worker<'_>) + Sync>(&self, body: &F, threads: &[JoinHandle<()>]) {
+        // SAFETY: no thread reads `job` before `step` changes (see the `Sync` impl).
+        unsafe { *self.job.get() = Job::of(body) };
+        self.arrived.0.store(0, Ordering::Relaxed);
+        self.taken.0.store(0, Ordering::Relaxed);
+        self.poisoned.store(false, Ordering::Relaxed);
+        self.running.0.store(threads.len(), Ordering::Relaxed);
+        // Sequentially consistent with `asleep`: either the thread sees the new step or we see it sleep.
+        self.step.0.fetch_add(1, Ordering::SeqCst);
+        for (thread, asleep) in threads.iter().zip(&self.asleep[1..]) {
+            if asleep.0.load(Ordering::SeqCst) {
+                thread.thread().unpark();
+            }
+        }
+    }
+
+    /// Runs one worker's share and keeps a panic inside.
+    fn enter(&self, job: &Job, index: usize) {
+        let worker = Worker { shared: self, index, count: self.count };
+        // SAFETY: `run` keeps the closure alive until `running` is 0, and it is `Sync`.
+        let result = panic::catch_unwind(AssertUnwindSafe(|| unsafe { (job.call)(job.body, &worker) }));
+        if let Err(payload) = result
+            && !payload.is::<Left>()
+        {
+            let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            failure.get_or_insert_with(|| format!("worker {index}: {}", message(&*payload)));
+            drop(failure);
+            self.poisoned.store(true, Ordering::Release);
+        }
+    }
+
+    fn wait_for_all(&self) {
+        let epoch = self.epoch.0.load(Ordering::Relaxed);
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) == self.count - 1 {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            self.taken.0.store(0, Ordering::Relaxed);
+            self.epoch.0.store(epoch.wrapping_add(1), Ordering::Release);
+            return;
+        }
+        let mut wait = Wait::new();
+        while self.epoch.0.load(Ordering::Acquire) == epoch {
+            if self.poisoned.load(Ordering::Acquire) {
+                // Not `panic!`: the hook would print a second message about a fault that is already reported.
+                panic::resume_unwind(Box::new(Left));
+            }
+            wait.turn();
+        }
+    }
+
+    /// Waits for the step after `seen`; sleeps when it does not come soon.
+    fn next_step(&self, seen: u32, index: usize) -> u32 {
+        let mut wait = Wait::new();
+        loop {
+            let step = self.step.0.load(Ordering::Acquire);
+            if step != seen {
+                return step;
+            }
+            if wait.turn() < AWAKE {
+                continue;
+            }
+            let asleep = &self.asleep[index].0;
+            asleep.store(true, Ordering::SeqCst);
+            while self.step.0.load(Ordering::SeqCst) == seen {
+                thread::park();
+            }
+            asleep.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A thread's life: one step after another until the pool is dropped.
+fn serve(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        seen = shared.next_step(seen, index);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: `step` has changed, so that the caller has written `job` and leaves it alone until `running` is 0.
+        let job = unsafe { *shared.job.get() };
+        shared.enter(&job, index);
+        shared.running.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// What a panic said.
+fn message(payload: &(dyn Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&str>() {
+        (*text).to_owned()
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "a panic without a message".to_owned()
+    }
+}
+
+/// Patience: spins first, then lets other threads run.
+struct Wait {
+    turns: u32,
+    yielding: Option<Instant>,
+}
+
+impl Wait {
+    fn new() -> Wait {
+        Wait { turns: 0, yielding: None }
+    }
+
+    /// Waits a moment; returns for how long other threads have been let run.
+    fn turn(&mut self) -> Duration {
+        if self.turns < SPINS {
+            self.turns += 1;
+            hint::spin_loop();
+            return Duration::ZERO;
+        }
+        // A spinning waiter may hold the very CPU that the awaited thread needs.
+        thread::yield_now();
+        self.yielding.get_or_insert_with(Instant::now).elapsed()
+    }
+}
+
+/// The caller's pin: set at its first step, taken back when the pool is dropped.
+struct Pinning {
+    cpu: usize,
+    pinned: Option<(ThreadId, ThreadMask)>,
+}
+
+impl Pinning {
+    fn pin_caller(&mut self) {
+        let caller = thread::current().id();
+        if self.pinned.as_ref().is_some_and(|(thread, _)| *thread == caller) {
+            return;
+        }
+        self.release();
+        let before = ThreadMask::of_caller();
+        CpuSet::only(self.cpu).apply();
+        self.pinned = Some((caller, before));
+    }
+
+    fn release(&mut self) {
+        if let Some((_, before)) = self.pinned.take() {
+            before.restore();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_enters_once_a_step() {
+        for count in 1..=5 {
+            let mut pool = Pool::new(count).unwrap();
+            let entered: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+            for _ in 0..3 {
+                pool.run(|worker| {
+                    assert_eq!(worker.count, count);
+                    entered[worker.index].fetch_add(1, Ordering::Relaxed);
+                })
+                .unwrap();
+            }
+            assert!(entered.iter().all(|n| n.load(Ordering::Relaxed) == 3));
+        }
+    }
+
+    #[test]
+    fn regions_hand_out_every_item_once_and_end_together() {
+        let mut pool = Pool::new(3).unwrap();
+        let taken: Vec<AtomicUsize> = (0..101).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(|worker| {
+            for round in 0..200 {
+                worker.for_each(taken.len(), 1 + round % 7, |items| {
+                    for item in items {
+                        taken[item].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(taken.iter().all(|n| n.load(Ordering::Relaxed) == round + 1), "a barrier was passed early");
+                worker.barrier();
+            }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn shrinking_ranges_cover_every_item_once() {
+        for count in [1, 3] {
+            let mut pool = Pool::new(count).unwrap();
+            let taken: Vec<AtomicUsize> = (0..101).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(|worker| {
+                for _ in 0..100 {
+                    worker.for_each_shrinking(taken.len(), |items| {
+                        for item in items {
+                            taken[item].fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                }
+            })
+            .unwrap();
+            assert!(taken.iter().all(|n| n.load(Ordering::Relaxed) == 100));
+        }
+    }
+
+    #[test]
+    fn a_region_without_items_is_a_barrier() {
+        let mut pool = Pool::new(2).unwrap();
+        pool.run(|worker| {
+            worker.for_each(0, 8, |_| panic!("there is nothing to do"));
+            worker.for_each_shrinking(0, |_| panic!("there is nothing to do"));
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_panic_in_any_worker_ends_the_step_with_its_message_and_the_pool_goes_on() {
+        let mut pool = Pool::new(3).unwrap();
+        for guilty in 0..3 {
+            let error = pool
+                .run(|worker| {
+                    worker.barrier();
+                    if worker.index == guilty {
+                        panic::resume_unwind(Box::new(format!("fault {guilty}")));
+                    }
+                    worker.barrier();
+                    worker.barrier();
+                })
+                .unwrap_err();
+            assert_eq!(error.to_string(), format!("a kernel failed: worker {guilty}: fault {guilty}"));
+            pool.run(|worker| worker.for_each(9, 1, |_| {})).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_pool_that_has_fallen_asleep_wakes_for_the_next_step() {
+        let mut pool = Pool::new(2).unwrap();
+        for _ in 0..3 {
+            let entered = AtomicUsize::new(0);
+            pool.run(|_| {
+                entered.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+            assert_eq!(entered.load(Ordering::Relaxed), 2);
+            let shared = &pool.shared;
+            while !shared.asleep[1].0.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_dropped_pool_leaves_its_caller_unpinned() {
+        thread::spawn(|| {
+            let before = ThreadMask::of_caller().cpus();
+            let mut pool = Pool::new(host::affinity().cpus().len()).unwrap();
+            pool.run(|_| {}).unwrap();
+            assert_eq!(ThreadMask::of_caller().cpus().len(), 1);
+            drop(pool);
+            assert_eq!(ThreadMask::of_caller().cpus(), before);
+        })
+        .join()
+        .unwrap();
+    }
+}
