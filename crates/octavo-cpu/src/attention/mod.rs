@@ -1,0 +1,288 @@
+//! Paged attention: cuts a step into units of work and runs them.
+//!
+//! A unit is a tile of up to 8 rows that read the same KV head of the same sequence: the query heads of its group, of one
+//! token or of several. The head's keys and values are read once for all of them. Positions are cut in chunks at 0, 256,
+//! 512, ...; each chunk's partial result is finished before it is merged into those of the chunks before it. Short spans
+//! over long contexts have their chunks spread over the workers, all others walk them in order: the same tree of
+//! operations either way.
+
+mod kernel;
+mod schedule;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use octavo_backend::{AttentionSpec, GroupInputs, StepInputs};
+
+pub use kernel::{CHUNK, MAX_TILE, state_len};
+pub use schedule::{AttentionSchedule, Unit};
+
+use crate::{
+    isa::Isa,
+    kv::KvLayer,
+    work::{Place, WorkLayout, WorkMemory},
+};
+use kernel::{ChunkTask, chunk_kernel, finish_kernel, merge_kernel};
+
+/// What two layers must share for the same units of work to serve both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// The KV group, which decides the block tables.
+    pub group: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// KV heads.
+    pub num_kv_heads: usize,
+    /// Width of one head.
+    pub head_size: usize,
+    /// Position `p` sees positions `> p - window`.
+    pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    /// The shape of one layer's attention.
+    pub fn of(attention: &AttentionSpec, group: usize) -> AttentionShape {
+        AttentionShape {
+            group,
+            num_heads: attention.num_heads,
+            num_kv_heads: attention.num_kv_heads,
+            head_size: attention.head_size,
+            window: attention.window,
+        }
+    }
+
+    /// Query heads that read one KV head.
+    pub fn group_size(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    /// The positions that a row at `position` sees.
+    pub fn visible(&self, position: usize) -> Range<usize> {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+    }
+}
+
+type ChunkKernel = unsafe fn(&ChunkTask<'_>);
+
+/// The kernels of one instruction set.
+pub struct AttentionKernels {
+    chunks: [ChunkKernel; MAX_TILE],
+    merge: unsafe fn(*mut f32, *const f32, usize),
+    finish: unsafe fn(*const f32, *mut f32, usize),
+    /// Rows of a full tile.
+    tile: usize,
+}
+
+impl AttentionKernels {
+    /// The kernels for `isa`, which this machine must have.
+    pub fn new(isa: Isa) -> AttentionKernels {
+        AttentionKernels {
+            chunks: [
+                chunk_kernel::<1>(isa),
+                chunk_kernel::<2>(isa),
+                chunk_kernel::<3>(isa),
+                chunk_kernel::<4>(isa),
+                chunk_kernel::<5>(isa),
+                chunk_kernel::<6>(isa),
+                chunk_kernel::<7>(isa),
+                chunk_kernel::<8>(isa),
+            ],
+            merge: merge_kernel(isa),
+            finish: finish_kernel(isa),
+            tile: if isa >= Isa::Avx512 { MAX_TILE } else { 4 },
+        }
+    }
+
+    /// Rows of a full tile.
+    pub fn tile(&self) -> usize {
+        self.tile
+    }
+}
+
+/// Places of everything that attention reads and writes besides the cache.
+#[derive(Debug, Clone)]
+pub struct AttentionBuffers {
+    /// Queries, rotated, scaled and rounded, `[rows, num_heads * head_size]` as bfloat16.
+    pub queries: Place<u16>,
+    /// The result, `[rows, num_heads * head_size]`.
+    pub outputs: Place<f32>,
+    /// Partial results of spans whose chunks are spread.
+    partials: Place<f32>,
+    /// What a worker has for itself.
+    workers: Vec<WorkerBuffers>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct WorkerBuffers {
+    /// `[head_size / 2][rows][2]`.
+    queries: Place<u16>,
+    /// Of the chunks so far, then of the current one: `[2][MAX_TILE][state_len]`.
+    states: Place<f32>,
+    half_pair: Place<u32>,
+}
+
+impl AttentionBuffers {
+    /// Plans buffers for steps of up to `max_rows` rows and shapes up to the given sizes.
+    pub fn new(layout: &mut WorkLayout, max_rows: usize, sizes: AttentionSizes, workers: usize) -> AttentionBuffers {
+        let head_size = sizes.head_size;
+        AttentionBuffers {
+            queries: layout.place(max_rows * sizes.width),
+            outputs: layout.place(max_rows * sizes.width),
+            partials: layout.place(sizes.partials * state_len(head_size)),
+            workers: (0..workers)
+                .map(|_| WorkerBuffers {
+                    queries: layout.place(MAX_TILE * head_size),
+                    states: layout.place(2 * MAX_TILE * state_len(head_size)),
+                    half_pair: layout.place(head_size),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The largest of all layers.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AttentionSizes {
+    /// Width of one head.
+    pub head_size: usize,
+    /// Width of all query heads.
+    pub width: usize,
+    /// Partial states, one for each row, query head and chunk that is spread.
+    pub partials: usize,
+}
+
+/// One layer's attention in one step, as every worker sees it.
+pub struct Attention<'a> {
+    /// The instruction set's kernels.
+    pub kernels: &'a AttentionKernels,
+    /// The layer's shape.
+    pub shape: AttentionShape,
+    /// The layer's cache.
+    pub layer: KvLayer<'a>,
+    /// The step.
+    pub inputs: &'a StepInputs,
+    /// Its units.
+    pub schedule: &'a AttentionSchedule,
+    /// Where the data is.
+    pub memory: &'a WorkMemory,
+    /// Places in it.
+    pub buffers: &'a AttentionBuffers,
+}
+
+impl Attention<'_> {
+    fn table(&self) -> &GroupInputs {
+        &self.inputs.groups[self.shape.group]
+    }
+
+    /// Runs one unit on worker `worker`.
+    ///
+    /// # Safety
+    /// All queries, keys and values of the step are in place and nobody writes them; no other worker runs this unit or
+    /// has this index.
+    pub unsafe fn run(&self, unit: &Unit, worker: usize) {
+        let own = &self.buffers.workers[worker];
+        let stride = state_len(self.shape.head_size);
+        // SAFETY: the worker's own place.
+        let states = unsafe { self.memory.write(own.states, 0..2 * MAX_TILE * stride) };
+        let (so_far, current) = states.split_at_mut(MAX_TILE * stride);
+        let mut task = ChunkTask {
+            layer: self.layer,
+            table: self.table().table(unit.span),
+            head: unit.head,
+            queries: self.memory.pointer(own.queries),
+            visible: [const { 0..0 }; MAX_TILE],
+            states: current.as_mut_ptr(),
+            half_pair: self.memory.pointer(own.half_pair),
+        };
+        // SAFETY: the worker's own places, sized for the largest head and tile; the caller vouches for the cache.
+        unsafe {
+            self.gather_queries(unit, self.memory.write(own.queries, 0..MAX_TILE * self.shape.head_size));
+            if let Some(spread) = unit.spread {
+                let at = spread.partial * stride;
+                task.states = self.memory.write(self.buffers.partials, at..at + unit.rows * stride).as_mut_ptr();
+                self.run_chunk(unit, spread.chunk, &mut task);
+                return;
+            }
+            for row in 0..unit.rows {
+                so_far[row * stride + 1] = 0.0;
+            }
+            for chunk in unit.chunks(self) {
+                self.run_chunk(unit, chunk, &mut task);
+                for row in 0..unit.rows {
+                    let at = row * stride;
+                    (self.kernels.merge)(so_far[at..].as_mut_ptr(), task.states.add(at), self.shape.head_size);
+                }
+            }
+            for row in 0..unit.rows {
+                let (token, head) = unit.row(self, row);
+                self.finish(so_far[row * stride..].as_ptr(), token, head);
+            }
+        }
+    }
+
+    /// # Safety
+    /// That of [`Attention::run`]; the task's pointers are sound.
+    unsafe fn run_chunk(&self, unit: &Unit, chunk: usize, task: &mut ChunkTask<'_>) {
+        let positions = chunk * CHUNK..(chunk + 1) * CHUNK;
+        let span = &self.inputs.spans[unit.span];
+        for (row, range) in task.visible[..unit.rows].iter_mut().enumerate() {
+            let (token, _) = unit.row(self, row);
+            let visible = self.shape.visible(span.start + token - span.first_row);
+            let start = visible.start.max(positions.start);
+            *range = start..visible.end.min(positions.end).max(start);
+        }
+        // SAFETY: by the contract.
+        unsafe { self.kernels.chunks[unit.rows - 1](task) }
+    }
+
+    /// Interleaves the tile's queries, so that the kernel's broadcasts read them one after another.
+    fn gather_queries(&self, unit: &Unit, gathered: &mut [u16]) {
+        let head_size = self.shape.head_size;
+        for row in 0..unit.rows {
+            let (token, head) = unit.row(self, row);
+            let at = (token * self.shape.num_heads + head) * head_size;
+            // SAFETY: the caller of `run` says that nobody writes queries now.
+            let query = unsafe { self.memory.read(self.buffers.queries, at..at + head_size) };
+            for (pair, query) in query.chunks_exact(2).enumerate() {
+                gathered[(pair * unit.rows + row) * 2..][..2].copy_from_slice(query);
+            }
+        }
+    }
+
+    /// # Safety
+    /// A state of this shape; nobody else has this row and head of the output.
+    unsafe fn finish(&self, state: *const f32, row: usize, head: usize) {
+        let head_size = self.shape.head_size;
+        let at = (row * self.shape.num_heads + head) * head_size;
+        // SAFETY: by the contract.
+        unsafe {
+            let output = self.memory.write(self.buffers.outputs, at..at + head_size);
+            (self.kernels.finish)(state, output.as_mut_ptr(), head_size);
+        }
+    }
+
+    /// Merges the spread chunks of one row, if it has any, and writes its output.
+    ///
+    /// # Safety
+    /// All units have been run; no other worker merges this row or has this index.
+    pub unsafe fn merge_row(&self, row: usize, worker: usize) {
+        let Some(spread) = self.schedule.spread_of(row) else { return };
+        let stride = state_len(self.shape.head_size);
+        let group_size = self.shape.group_size();
+        for head in 0..self.shape.num_heads {
+            // SAFETY: the worker's own place; partials are only read now.
+            unsafe {
+                let so_far = self.memory.write(self.buffers.workers[worker].states, 0..stride);
+                so_far[1] = 0.0;
+                for chunk in 0..spread.num_chunks {
+                    let unit = spread.first_partial(chunk, head / group_size, self.shape.num_kv_heads);
+                    let at = (unit + (row - spread.first_row) * group_size + head % group_size) * stride;
+                    let from = self.memory.read(self.buffers.partials, at..at + stride);
+                    (self.kernels.merge)(so_far.as_mut_ptr(), from.as_ptr(), self.shape.head_size);
+                }
+                self.finish(so_far.as_ptr(), row, head);
+            }
+        }
+    }
+}

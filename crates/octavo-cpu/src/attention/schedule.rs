@@ -1,0 +1,181 @@
+//! Which units of work a step has.
+
+use std::ops::Range;
+
+use octavo_backend::{StepInputs, StepLimits};
+
+use super::{Attention, AttentionShape, CHUNK};
+
+/// A span of at most this many rows over at least two chunks has its chunks spread over the workers.
+const SPREAD_ROWS: usize = 8;
+
+/// Rows of one KV head of one span, and the chunks they see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unit {
+    /// Index of the span.
+    pub span: usize,
+    /// The KV head.
+    pub head: usize,
+    /// The first row, counted in (token, query head of the group) from the start of the span.
+    pub first: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Set when the unit is one chunk only.
+    pub spread: Option<SpreadUnit>,
+}
+
+/// One chunk of a tile, and the place of its first row's partial state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpreadUnit {
+    /// Index of the chunk.
+    pub chunk: usize,
+    /// Index of the partial state.
+    pub partial: usize,
+}
+
+impl Unit {
+    /// The step's row and the query head of the unit's row `index`.
+    pub(super) fn row(&self, attention: &Attention<'_>, index: usize) -> (usize, usize) {
+        let group_size = attention.shape.group_size();
+        let row = self.first + index;
+        let token = attention.inputs.spans[self.span].first_row + row / group_size;
+        (token, self.head * group_size + row % group_size)
+    }
+
+    /// All chunks that any of the unit's rows sees.
+    pub(super) fn chunks(&self, attention: &Attention<'_>) -> Range<usize> {
+        let span = &attention.inputs.spans[self.span];
+        let position = |index| span.start + self.row(attention, index).0 - span.first_row;
+        chunks(&attention.shape, position(0)..position(self.rows - 1) + 1)
+    }
+}
+
+/// The chunks that rows at consecutive positions see.
+fn chunks(shape: &AttentionShape, positions: Range<usize>) -> Range<usize> {
+    shape.visible(positions.start).start / CHUNK..positions.end.div_ceil(CHUNK)
+}
+
+/// A span whose chunks are spread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spread {
+    pub(super) first_row: usize,
+    rows: usize,
+    first_chunk: usize,
+    pub(super) num_chunks: usize,
+    /// Its first partial state; they lie `[chunk][KV head][row][query head of the group]`.
+    partial: usize,
+    /// Rows of one KV head.
+    head_rows: usize,
+}
+
+impl Spread {
+    /// The partial state of a chunk's and KV head's first row.
+    pub(super) fn first_partial(&self, chunk: usize, head: usize, num_kv_heads: usize) -> usize {
+        self.partial + (chunk * num_kv_heads + head) * self.head_rows
+    }
+}
+
+/// All units of one attention shape in one step.
+#[derive(Debug)]
+pub struct AttentionSchedule {
+    shape: AttentionShape,
+    /// Rows of a full tile.
+    tile: usize,
+    /// Partial states that there is memory for.
+    partials: usize,
+    units: Vec<Unit>,
+    spreads: Vec<Spread>,
+}
+
+impl AttentionSchedule {
+    /// A schedule for steps within the limits.
+    pub fn new(shape: AttentionShape, tile: usize, limits: &StepLimits) -> AttentionSchedule {
+        AttentionSchedule {
+            shape,
+            tile,
+            partials: AttentionSchedule::partials(&shape, limits),
+            units: Vec::with_capacity(most_units(&shape, tile, limits)),
+            spreads: Vec::with_capacity(limits.max_spans),
+        }
+    }
+
+    /// Bytes of a schedule's lists.
+    pub fn bytes(shape: &AttentionShape, tile: usize, limits: &StepLimits) -> usize {
+        most_units(shape, tile, limits) * size_of::<Unit>() + limits.max_spans * size_of::<Spread>()
+    }
+
+    /// Partial states worth having memory for: two sequences of full length, and a few chunks of others.
+    pub fn partials(shape: &AttentionShape, limits: &StepLimits) -> usize {
+        shape.num_heads * (2 * limits.max_positions.div_ceil(CHUNK) + limits.max_spans)
+    }
+
+    /// The layer shape it is for.
+    pub fn shape(&self) -> &AttentionShape {
+        &self.shape
+    }
+
+    /// The units, in an order in which those of one span and head are neighbours.
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// Plans a step for `workers`. What is computed, and in which order for each row, does not depend on them.
+    pub fn plan(&mut self, inputs: &StepInputs, workers: usize) {
+        self.units.clear();
+        self.spreads.clear();
+        let group_size = self.shape.group_size();
+        let mut used = 0;
+        for (index, span) in inputs.spans.iter().enumerate() {
+            let rows = span.len * group_size;
+            if rows == 0 {
+                continue;
+            }
+            let chunks = chunks(&self.shape, span.start..span.start + span.len);
+            let needed = chunks.len() * rows * self.shape.num_kv_heads;
+            if workers > 1 && span.len <= SPREAD_ROWS && chunks.len() > 1 && used + needed <= self.partials {
+                let spread = Spread {
+                    first_row: span.first_row,
+                    rows: span.len,
+                    first_chunk: chunks.start,
+                    num_chunks: chunks.len(),
+                    partial: used,
+                    head_rows: rows,
+                };
+                self.spread(index, &spread);
+                self.spreads.push(spread);
+                used += needed;
+                continue;
+            }
+            for head in 0..self.shape.num_kv_heads {
+                for first in (0..rows).step_by(self.tile) {
+                    self.units.push(Unit { span: index, head, first, rows: self.tile.min(rows - first), spread: None });
+                }
+            }
+        }
+    }
+
+    fn spread(&mut self, span: usize, spread: &Spread) {
+        for chunk in 0..spread.num_chunks {
+            for head in 0..self.shape.num_kv_heads {
+                for first in (0..spread.head_rows).step_by(self.tile) {
+                    let partial = spread.first_partial(chunk, head, self.shape.num_kv_heads) + first;
+                    let unit = SpreadUnit { chunk: spread.first_chunk + chunk, partial };
+                    let rows = self.tile.min(spread.head_rows - first);
+                    self.units.push(Unit { span, head, first, rows, spread: Some(unit) });
+                }
+            }
+        }
+    }
+
+    /// The span of a row, if its chunks are spread.
+    pub(super) fn spread_of(&self, row: usize) -> Option<&Spread> {
+        let at = self.spreads.partition_point(|spread| spread.first_row + spread.rows <= row);
+        self.spreads.get(at).filter(|spread| spread.first_row <= row)
+    }
+}
+
+/// Full tiles, one that is not full for each span and KV head, and one unit for each partial state.
+fn most_units(shape: &AttentionShape, tile: usize, limits: &StepLimits) -> usize {
+    let full = limits.max_rows * shape.num_heads / tile;
+    full + limits.max_spans * shape.num_kv_heads + AttentionSchedule::partials(shape, limits)
+}

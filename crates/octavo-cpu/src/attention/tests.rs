@@ -1,0 +1,278 @@
+//! Attention against a plain `f64` twin over the stored keys and values, and against itself under every cut of the work.
+
+use half::bf16;
+use octavo_backend::{
+    Activation, AttentionSpec, DecoderSpec, GroupInputs, HeadSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec, SpanInput,
+    StepInputs, StepLimits,
+};
+
+use super::*;
+use crate::kv::KvCache;
+
+const MAX_POSITIONS: usize = 640;
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    num_kv_heads: usize,
+    group_size: usize,
+    head_size: usize,
+    block_size: usize,
+    window: Option<usize>,
+}
+
+const CASE: Case = Case { num_kv_heads: 2, group_size: 3, head_size: 64, block_size: 16, window: None };
+
+/// Uniform in -1..1.
+fn random(seed: u64) -> impl FnMut() -> f32 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32) / 8_388_608.0 - 1.0
+    }
+}
+
+fn spec(case: &Case) -> DecoderSpec {
+    let norm = NormSpec { epsilon: 1e-5 };
+    let attention = AttentionSpec {
+        num_heads: case.num_kv_heads * case.group_size,
+        num_kv_heads: case.num_kv_heads,
+        head_size: case.head_size,
+        scale: 1.0,
+        rope: RopeSpec::plain(10_000.0, case.head_size),
+        window: case.window,
+    };
+    let mlp = MlpSpec::Gated { intermediate_size: 32, activation: Activation::Silu };
+    DecoderSpec {
+        vocab_size: 1,
+        hidden_size: 32,
+        embedding_scale: 1.0,
+        layers: vec![LayerSpec { attention_norm: norm, attention, mlp_norm: norm, mlp }],
+        head: HeadSpec { norm, tied: true, logit_scale: 1.0 },
+    }
+}
+
+/// One sequence: a cache with its keys and values, NaN everywhere else, and a query for each position.
+struct Sequence {
+    case: Case,
+    cache: KvCache,
+    table: Vec<u32>,
+    /// `[position][head][head_size]`, as stored.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    queries: Vec<u16>,
+}
+
+impl Sequence {
+    fn new(case: Case, len: usize) -> Sequence {
+        let limits = limits(&case);
+        let cache = KvCache::new(&spec(&case), &limits).unwrap();
+        let layer = cache.layer(0);
+        let blocks = limits.num_blocks[0];
+        // Its blocks lie backwards, with those of others in between.
+        let table: Vec<u32> = (0..blocks as u32).rev().step_by(2).collect();
+        let nan = vec![f32::NAN; case.head_size];
+        for slot in 0..blocks * case.block_size {
+            for head in 0..case.num_kv_heads {
+                // SAFETY: one thread.
+                unsafe { layer.write(slot / case.block_size, slot % case.block_size, head, &nan, &nan) };
+            }
+        }
+        let mut random = random(len as u64);
+        let mut rounded =
+            |n: usize, size: f32| -> Vec<f32> { (0..n).map(|_| bf16::from_f32(size * random()).to_f32()).collect() };
+        let row = case.num_kv_heads * case.head_size;
+        let (keys, values) = (rounded(len * row, 1.5), rounded(len * row, 1.0));
+        let queries = rounded(len * row * case.group_size, 0.3).into_iter().map(|v| bf16::from_f32(v).to_bits());
+        for (index, (key, value)) in
+            keys.chunks_exact(case.head_size).zip(values.chunks_exact(case.head_size)).enumerate()
+        {
+            let (position, head) = (index / case.num_kv_heads, index % case.num_kv_heads);
+            let block = table[position / case.block_size] as usize;
+            // SAFETY: one thread.
+            unsafe { layer.write(block, position % case.block_size, head, key, value) };
+        }
+        Sequence { case, queries: queries.collect(), table, keys, values, cache }
+    }
+
+    /// The outputs of positions `start..start + len`, `[len][num_heads * head_size]`.
+    fn attend(&self, isa: Isa, tile: Option<usize>, start: usize, len: usize, workers: usize) -> Vec<f32> {
+        let limits = limits(&self.case);
+        let shape = AttentionShape::of(&spec(&self.case).layers[0].attention, 0);
+        let mut kernels = AttentionKernels::new(isa);
+        kernels.tile = tile.unwrap_or(kernels.tile);
+        let width = shape.num_heads * shape.head_size;
+        let partials = AttentionSchedule::partials(&shape, &limits);
+        let mut layout = WorkLayout::default();
+        let sizes = AttentionSizes { head_size: shape.head_size, width, partials };
+        let buffers = AttentionBuffers::new(&mut layout, limits.max_rows, sizes, workers);
+        let memory = WorkMemory::new(&layout).unwrap();
+        let inputs = StepInputs {
+            tokens: vec![0; len],
+            spans: vec![SpanInput { first_row: 0, len, start }],
+            groups: vec![GroupInputs {
+                tables: self.table.clone(),
+                table_starts: vec![0, self.table.len()],
+                copies: vec![],
+            }],
+            samples: vec![],
+        };
+        let mut schedule = AttentionSchedule::new(shape, kernels.tile, &limits);
+        schedule.plan(&inputs, workers);
+        let attention = Attention {
+            kernels: &kernels,
+            shape,
+            layer: self.cache.layer(0),
+            inputs: &inputs,
+            schedule: &schedule,
+            memory: &memory,
+            buffers: &buffers,
+        };
+        // SAFETY: one thread.
+        unsafe {
+            memory
+                .write(buffers.queries, 0..len * width)
+                .copy_from_slice(&self.queries[start * width..][..len * width]);
+            for (index, unit) in schedule.units().iter().enumerate() {
+                attention.run(unit, index % workers);
+            }
+            for row in 0..len {
+                attention.merge_row(row, row % workers);
+            }
+            memory.read(buffers.outputs, 0..len * width).to_vec()
+        }
+    }
+
+    /// Softmax attention of one position and head in `f64`.
+    fn twin(&self, position: usize, head: usize) -> Vec<f64> {
+        let Case { num_kv_heads, group_size, head_size, window, .. } = self.case;
+        let query = &self.queries[(position * num_kv_heads * group_size + head) * head_size..][..head_size];
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let at = |seen: usize| (seen * num_kv_heads + head / group_size) * head_size;
+        let score = |seen: usize| -> f64 {
+            let key = &self.keys[at(seen)..][..head_size];
+            query.iter().zip(key).map(|(q, k)| f64::from(bf16::from_bits(*q).to_f32()) * f64::from(*k)).sum()
+        };
+        let scores: Vec<f64> = (first..=position).map(score).collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+        let mut output = vec![0.0; head_size];
+        for (score, seen) in scores.iter().zip(first..) {
+            for (out, value) in output.iter_mut().zip(&self.values[at(seen)..][..head_size]) {
+                *out += (score - largest).exp() / total * f64::from(*value);
+            }
+        }
+        output
+    }
+}
+
+fn limits(case: &Case) -> StepLimits {
+    StepLimits {
+        max_rows: MAX_POSITIONS,
+        max_spans: 1,
+        max_positions: MAX_POSITIONS,
+        block_size: case.block_size,
+        num_blocks: vec![2 * MAX_POSITIONS.div_ceil(case.block_size)],
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for group_size in [1, 3, 4, 5, 7, 8, 12] {
+        cases.push(Case { group_size, ..CASE });
+    }
+    for head_size in [16, 48, 80, 128, 256] {
+        cases.push(Case { head_size, ..CASE });
+    }
+    for block_size in [32, 48, 256] {
+        cases.push(Case { block_size, ..CASE });
+    }
+    for window in [1, 2, 15, 64, 65, 100, 300] {
+        cases.push(Case { window: Some(window), ..CASE });
+    }
+    cases
+}
+
+#[test]
+fn outputs_are_as_close_to_the_exact_ones_as_rounded_probabilities_allow() {
+    for case in cases() {
+        let sequence = Sequence::new(case, 300);
+        let largest = f64::from(sequence.values.iter().fold(0.0f32, |most, value| most.max(value.abs())));
+        for isa in Isa::supported() {
+            let outputs = sequence.attend(isa, None, 0, 300, 1);
+            let heads = case.num_kv_heads * case.group_size;
+            for position in (0..300).step_by(23).chain([15, 16, 63, 64, 255, 256, 299]) {
+                // A probability is off by at most 2^-9 of itself, so the output by at most 2^-9 of the mean distance of
+                // the values from it. Among many values these errors mostly cancel.
+                let seen = case.window.unwrap_or(usize::MAX).min(position + 1);
+                let tolerance = if seen < 64 { 2f64.powi(-9) } else { 1e-3 } * largest;
+                for head in 0..heads {
+                    let found = &outputs[(position * heads + head) * case.head_size..];
+                    for (found, exact) in found.iter().zip(sequence.twin(position, head)) {
+                        let error = (f64::from(*found) - exact).abs();
+                        assert!(error <= tolerance, "{isa} {case:?} position {position}: {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_other_rows_the_tile_or_the_workers() {
+    for case in cases() {
+        let len = 600;
+        let sequence = Sequence::new(case, len);
+        let width = case.num_kv_heads * case.group_size * case.head_size;
+        for isa in Isa::supported() {
+            // Plain Rust takes seconds for all rows; there, a few of them are compared with themselves.
+            let whole = (isa != Isa::Scalar).then(|| bits(&sequence.attend(isa, None, 0, len, 1)));
+            for (start, rows) in [(0, 1), (63, 1), (64, 3), (200, 16), (255, 2), (256, 1), (510, 5), (599, 1)] {
+                let expected = match &whole {
+                    Some(whole) => whole[start * width..(start + rows) * width].to_vec(),
+                    None => bits(&sequence.attend(isa, Some(5), start, rows, 1)),
+                };
+                for (tile, workers) in [(None, 1), (None, 2), (None, 3), (Some(1), 2), (Some(3), 1), (Some(8), 1)] {
+                    let part = bits(&sequence.attend(isa, tile, start, rows, workers));
+                    assert!(part == expected, "{isa} {case:?} rows {start}+{rows}, tile {tile:?}, workers {workers}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_that_is_not_finite_harms_only_the_rows_that_see_it() {
+    let sequence = Sequence::new(CASE, 100);
+    let nan = vec![f32::NAN; CASE.head_size];
+    let width = CASE.num_kv_heads * CASE.group_size * CASE.head_size;
+    for isa in Isa::supported() {
+        let before = sequence.attend(isa, None, 0, 100, 1);
+        let poisoned = Sequence::new(CASE, 100);
+        for head in 0..CASE.num_kv_heads {
+            // SAFETY: one thread.
+            unsafe { poisoned.cache.layer(0).write(poisoned.table[4] as usize, 13, head, &nan, &nan) };
+        }
+        let after = poisoned.attend(isa, None, 0, 100, 1);
+        assert_eq!(bits(&before[..77 * width]), bits(&after[..77 * width]), "{isa}");
+        assert!(after[77 * width..].iter().all(|value| value.is_nan()), "{isa}: the fault must stay visible");
+    }
+}
+
+#[test]
+fn spread_chunks_are_planned_within_the_memory_for_them() {
+    let shape = AttentionShape::of(&spec(&CASE).layers[0].attention, 0);
+    let limits = StepLimits { max_spans: 40, ..limits(&CASE) };
+    let mut schedule = AttentionSchedule::new(shape, 8, &limits);
+    let spans = (0..40).map(|i| SpanInput { first_row: 2 * i, len: 2, start: 600 }).collect();
+    let inputs = StepInputs { tokens: vec![0; 80], spans, ..StepInputs::default() };
+    schedule.plan(&inputs, 2);
+    let partials = AttentionSchedule::partials(&shape, &limits);
+    let spread = schedule.units().iter().filter_map(|unit| Some(unit.spread?.partial + unit.rows)).max();
+    assert!(spread.is_some_and(|end| end <= partials));
+    assert!(schedule.units().iter().any(|unit| unit.spread.is_none()), "not all spans fit");
+    assert!(schedule.spread_of(0).is_some() && schedule.spread_of(1).is_some() && schedule.spread_of(79).is_none());
+}
