@@ -1,0 +1,101 @@
+//! The backend: a pool of workers and the kernels of one instruction set.
+
+use octavo_backend::{
+    Activation, Backend, BackendError, DecoderSpec, Footprint, InputRounding, KvType, Numerics, StepInputs, StepLimits,
+    StepResult, WeightSource,
+};
+
+use crate::{
+    attention::AttentionKernels,
+    forward::{Kernels, Step},
+    host,
+    isa::Isa,
+    matmul::Matmul,
+    options::CpuOptions,
+    plan::{CpuPlan, Machine},
+    pointwise::GateKernel,
+    pool::Pool,
+};
+
+/// Runs decoders on the host's CPUs.
+///
+/// The thread that calls [`Backend::run`] is one of its workers; the others sleep when there is no work.
+pub struct CpuBackend {
+    pool: Pool,
+    isa: Isa,
+    kernels: Kernels,
+}
+
+impl CpuBackend {
+    /// Starts the workers.
+    ///
+    /// # Errors
+    /// An instruction set that this machine lacks, no threads at all, or one that the system refuses to start.
+    pub fn new(options: CpuOptions) -> Result<CpuBackend, BackendError> {
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        if !isa.is_supported() {
+            let supported: Vec<String> = Isa::supported().iter().map(Isa::to_string).collect();
+            return Err(BackendError::Unsupported {
+                what: "instruction set",
+                found: isa.to_string(),
+                expected: format!("one of {}", supported.join(", ")),
+            });
+        }
+        if options.threads == Some(0) {
+            return Err(BackendError::Unsupported {
+                what: "threads",
+                found: "0".to_owned(),
+                expected: "at least 1".to_owned(),
+            });
+        }
+        let threads = options.threads.unwrap_or_else(|| host::available_threads().count);
+        let kernels = Kernels {
+            matmul: Matmul::new(isa),
+            attention: AttentionKernels::new(isa),
+            silu: GateKernel::new(isa, Activation::Silu),
+        };
+        Ok(CpuBackend { pool: Pool::new(threads)?, isa, kernels })
+    }
+
+    /// Workers, the calling thread included.
+    pub fn threads(&self) -> usize {
+        self.pool.count()
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    fn machine(&self) -> Machine {
+        Machine { isa: self.isa, workers: self.pool.count(), tile: self.kernels.attention.tile() }
+    }
+}
+
+impl Backend for CpuBackend {
+    type Plan = CpuPlan;
+
+    fn load(
+        &self,
+        spec: &DecoderSpec,
+        weights: &mut dyn WeightSource,
+        limits: &StepLimits,
+    ) -> Result<CpuPlan, BackendError> {
+        CpuPlan::load(spec, weights, limits, self.machine())
+    }
+
+    fn run(&mut self, plan: &mut CpuPlan, inputs: &StepInputs) -> Result<StepResult, BackendError> {
+        plan.prepare(inputs, self.pool.count())?;
+        Step::run(plan, inputs, &self.kernels, &mut self.pool)
+    }
+
+    fn numerics(&self) -> Numerics {
+        Numerics { quantized_input: InputRounding::Int8Group32, bf16_input: InputRounding::Bf16, kv: KvType::Bf16 }
+    }
+
+    /// The KV cache is exact; work memory is an upper bound, since only the checkpoint's formats decide which roundings
+    /// of the matmuls' inputs are needed.
+    fn footprint(&self, spec: &DecoderSpec, limits: &StepLimits) -> Footprint {
+        CpuPlan::footprint(spec, limits, self.machine())
+    }
+}

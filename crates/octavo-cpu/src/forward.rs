@@ -1,0 +1,290 @@
+//! One step: every worker goes through all layers; each region ends with a barrier.
+//!
+//! SAFETY of the whole module: workers share buffers through raw places. Within a region, each item (a row, a row and
+//! head, a range of tiles, a unit of attention) is handed out once and writes its own part of a buffer; what a region
+//! reads was written in an earlier one. The barrier between regions makes it visible.
+
+use half::bf16;
+use octavo_backend::{BackendError, SampleError, Sampled, StepInputs, StepResult, sampling};
+
+use crate::{
+    activation::{Activations, Norm},
+    attention::{Attention, AttentionKernels},
+    matmul::{Matmul, Mode, Output},
+    pack::PackedMatrix,
+    plan::{CpuPlan, HEAD_ROWS, LayerPlan},
+    pointwise::GateKernel,
+    pool::{Pool, Worker},
+    work::Place,
+};
+
+/// The kernels of one instruction set.
+pub struct Kernels {
+    /// Of projections.
+    pub matmul: Matmul,
+    /// Of attention.
+    pub attention: AttentionKernels,
+    /// Of the gated MLP.
+    pub silu: GateKernel,
+}
+
+type Drawn = Result<Sampled, SampleError>;
+
+/// What all workers of a step see.
+pub struct Step<'a> {
+    plan: &'a CpuPlan,
+    inputs: &'a StepInputs,
+    kernels: &'a Kernels,
+    results: Results,
+}
+
+/// One place for each sampled row, each written by one worker.
+#[derive(Clone, Copy)]
+struct Results {
+    start: *mut Drawn,
+    len: usize,
+}
+
+// SAFETY: only an address; `Step::draw` writes each place from one worker.
+unsafe impl Send for Results {}
+// SAFETY: as above.
+unsafe impl Sync for Results {}
+
+impl Step<'_> {
+    /// Runs a step that [`CpuPlan::prepare`] has checked and planned.
+    ///
+    /// # Errors
+    /// [`BackendError::Kernel`] if a worker panicked.
+    pub fn run(
+        plan: &CpuPlan,
+        inputs: &StepInputs,
+        kernels: &Kernels,
+        pool: &mut Pool,
+    ) -> Result<StepResult, BackendError> {
+        let mut sampled = vec![Err(SampleError::NotFinite); inputs.samples.len()];
+        let results = Results { start: sampled.as_mut_ptr(), len: sampled.len() };
+        let step = Step { plan, inputs, kernels, results };
+        pool.run(|worker| step.work(worker))?;
+        Ok(StepResult { sampled })
+    }
+
+    fn work(&self, worker: &Worker<'_>) {
+        self.copy_blocks(worker);
+        self.embed(worker);
+        for index in 0..self.plan.layers.len() {
+            self.attend(worker, index);
+            self.feed_forward(worker, index);
+        }
+        for first in (0..self.inputs.samples.len()).step_by(HEAD_ROWS) {
+            self.sample(worker, first);
+        }
+    }
+
+    fn copy_blocks(&self, worker: &Worker<'_>) {
+        if self.inputs.groups.iter().all(|group| group.copies.is_empty()) {
+            return;
+        }
+        worker.for_each(self.plan.layers.len(), 1, |layers| {
+            for layer in layers {
+                let copies = &self.inputs.groups[self.plan.layers[layer].shape.group].copies;
+                // SAFETY: see the module; the blocks exist.
+                unsafe { self.plan.cache.layer(layer).copy(copies) };
+            }
+        });
+    }
+
+    fn embed(&self, worker: &Worker<'_>) {
+        let scale = self.plan.spec.embedding_scale;
+        self.for_each_row(worker, |row| {
+            // SAFETY: see the module.
+            unsafe {
+                let hidden = self.row_mut(self.plan.buffers.hidden, row, self.plan.spec.hidden_size);
+                self.plan.weights.embedding.dequantize_row(self.inputs.tokens[row] as usize, hidden);
+                hidden.iter_mut().for_each(|value| *value *= scale);
+                for rope in &self.plan.buffers.ropes {
+                    rope.compute(&self.plan.memory, row, self.plan.rows[row].position);
+                }
+            }
+        });
+    }
+
+    fn attend(&self, worker: &Worker<'_>, index: usize) {
+        let (plan, weights) = (&self.plan.layers[index], &self.plan.weights.layers[index]);
+        let epsilon = self.plan.spec.layers[index].attention_norm.epsilon;
+        let norm = Norm { weight: &weights.attention_norm, epsilon };
+        let inputs = &self.plan.inputs.activations[plan.qkv];
+        self.normalize(worker, inputs, norm);
+        self.project(worker, &weights.qkv, inputs, self.projected(weights.qkv.rows()));
+        self.store(worker, index, plan);
+        let attention = Attention {
+            kernels: &self.kernels.attention,
+            shape: plan.shape,
+            layer: self.plan.cache.layer(index),
+            inputs: self.inputs,
+            schedule: &self.plan.schedules[plan.schedule],
+            memory: &self.plan.memory,
+            buffers: &self.plan.buffers.attention,
+        };
+        let units = attention.schedule.units();
+        worker.for_each(units.len(), 1, |range| {
+            for unit in &units[range] {
+                // SAFETY: see the module; this worker's index is its own.
+                unsafe { attention.run(unit, worker.index) };
+            }
+        });
+        let inputs = &self.plan.inputs.activations[plan.output];
+        self.for_each_row(worker, |row| {
+            // SAFETY: see the module.
+            unsafe {
+                attention.merge_row(row, worker.index);
+                inputs.write_row(row, self.row(self.plan.buffers.attention.outputs, row, inputs.columns()));
+            }
+        });
+        self.project(worker, &weights.output, inputs, self.residual());
+    }
+
+    /// Rotates queries and keys; queries are scaled and rounded into their buffer, keys and values into the cache.
+    fn store(&self, worker: &Worker<'_>, index: usize, plan: &LayerPlan) {
+        let shape = &plan.shape;
+        let (head_size, group_size) = (shape.head_size, shape.group_size());
+        let width = (shape.num_heads + 2 * shape.num_kv_heads) * head_size;
+        let layer = self.plan.cache.layer(index);
+        let rope = &self.plan.buffers.ropes[plan.rope];
+        let scale = self.plan.spec.layers[index].attention.scale;
+        let items = self.inputs.tokens.len() * shape.num_kv_heads;
+        worker.for_each(items, shape.num_kv_heads.max(items / (8 * worker.count)), |range| {
+            for item in range {
+                let (row, kv_head) = (item / shape.num_kv_heads, item % shape.num_kv_heads);
+                let place = self.plan.rows[row];
+                let block = self.inputs.groups[shape.group].table(place.span)[place.position / layer.block_size()];
+                let head = |head: usize| row * width + head * head_size..row * width + (head + 1) * head_size;
+                // SAFETY: see the module; the step's check lets no two rows share a slot.
+                unsafe {
+                    let heads = |index| self.plan.memory.write(self.plan.buffers.projected, head(index));
+                    for index in kv_head * group_size..(kv_head + 1) * group_size {
+                        let query = heads(index);
+                        rope.rotate(&self.plan.memory, row, query);
+                        let at = (row * shape.num_heads + index) * head_size;
+                        let rounded = self.plan.memory.write(self.plan.buffers.attention.queries, at..at + head_size);
+                        for (rounded, value) in rounded.iter_mut().zip(query) {
+                            *rounded = bf16::from_f32(*value * scale).to_bits();
+                        }
+                    }
+                    let key = heads(shape.num_heads + kv_head);
+                    rope.rotate(&self.plan.memory, row, key);
+                    let value = heads(shape.num_heads + shape.num_kv_heads + kv_head);
+                    layer.write(block as usize, place.position % layer.block_size(), kv_head, key, value);
+                }
+            }
+        });
+    }
+
+    fn feed_forward(&self, worker: &Worker<'_>, index: usize) {
+        let (plan, weights) = (&self.plan.layers[index], &self.plan.weights.layers[index]);
+        let epsilon = self.plan.spec.layers[index].mlp_norm.epsilon;
+        let norm = Norm { weight: &weights.mlp_norm, epsilon };
+        let inputs = &self.plan.inputs.activations[plan.gate_up];
+        self.normalize(worker, inputs, norm);
+        self.project(worker, &weights.gate_up, inputs, self.projected(weights.gate_up.rows()));
+        let inputs = &self.plan.inputs.activations[plan.down];
+        self.for_each_row(worker, |row| {
+            // SAFETY: see the module.
+            unsafe {
+                let gate_up = self.row_mut(self.plan.buffers.projected, row, weights.gate_up.rows());
+                let (gate, up) = gate_up.split_at_mut(plan.intermediate_size);
+                self.kernels.silu.apply(gate, up);
+                inputs.write_row(row, gate);
+            }
+        });
+        self.project(worker, &weights.down, inputs, self.residual());
+    }
+
+    /// Logits and draws of up to [`HEAD_ROWS`] sampled rows from `first` on.
+    fn sample(&self, worker: &Worker<'_>, first: usize) {
+        let samples = &self.inputs.samples[first..self.inputs.samples.len().min(first + HEAD_ROWS)];
+        let head = self.plan.weights.head();
+        let inputs = &self.plan.inputs.activations[self.plan.inputs.head];
+        let norm = Norm { weight: &self.plan.weights.final_norm, epsilon: self.plan.spec.head.norm.epsilon };
+        worker.for_each(samples.len(), 1, |range| {
+            for index in range {
+                // SAFETY: see the module.
+                unsafe {
+                    let hidden = self.row(self.plan.buffers.hidden, samples[index].row, self.plan.spec.hidden_size);
+                    inputs.write_normalized_row(index, hidden, norm);
+                }
+            }
+        });
+        let logits = self.plan.buffers.logits;
+        let vocab_size = self.plan.spec.vocab_size;
+        let output = Output { start: self.plan.memory.pointer(logits), stride: vocab_size, mode: Mode::Store };
+        worker.for_each_shrinking(head.tiles(), |tiles| {
+            // SAFETY: see the module.
+            unsafe { self.kernels.matmul.run(head, inputs, 0..samples.len(), tiles, output) };
+        });
+        worker.for_each(samples.len(), 1, |range| {
+            for index in range {
+                // SAFETY: see the module.
+                let row = unsafe { self.row_mut(logits, index, vocab_size) };
+                let scale = self.plan.spec.head.logit_scale;
+                if scale != 1.0 {
+                    row.iter_mut().for_each(|logit| *logit *= scale);
+                }
+                self.draw(first + index, sampling::sample(row, &samples[index]));
+            }
+        });
+    }
+
+    fn draw(&self, index: usize, drawn: Drawn) {
+        assert!(index < self.results.len);
+        // SAFETY: in bounds, initialised; each index is handed out once, and `run` reads after all workers have left.
+        unsafe { *self.results.start.add(index) = drawn };
+    }
+
+    /// One region: rounds the norm of every row of the residual stream.
+    fn normalize(&self, worker: &Worker<'_>, inputs: &Activations, norm: Norm<'_>) {
+        self.for_each_row(worker, |row| {
+            // SAFETY: see the module.
+            unsafe {
+                let hidden = self.row(self.plan.buffers.hidden, row, self.plan.spec.hidden_size);
+                inputs.write_normalized_row(row, hidden, norm);
+            }
+        });
+    }
+
+    /// One region: a matmul over all rows.
+    fn project(&self, worker: &Worker<'_>, matrix: &PackedMatrix, inputs: &Activations, output: Output) {
+        worker.for_each_shrinking(matrix.tiles(), |tiles| {
+            // SAFETY: see the module; the buffers are sized for the widest layer.
+            unsafe { self.kernels.matmul.run(matrix, inputs, 0..self.inputs.tokens.len(), tiles, output) };
+        });
+    }
+
+    fn projected(&self, width: usize) -> Output {
+        Output { start: self.plan.memory.pointer(self.plan.buffers.projected), stride: width, mode: Mode::Store }
+    }
+
+    fn residual(&self) -> Output {
+        let stride = self.plan.spec.hidden_size;
+        Output { start: self.plan.memory.pointer(self.plan.buffers.hidden), stride, mode: Mode::Add }
+    }
+
+    fn for_each_row(&self, worker: &Worker<'_>, mut body: impl FnMut(usize)) {
+        let rows = self.inputs.tokens.len();
+        worker.for_each(rows, rows / (8 * worker.count), |range| range.for_each(&mut body));
+    }
+
+    /// # Safety
+    /// Nobody writes the row.
+    unsafe fn row(&self, place: Place<f32>, row: usize, width: usize) -> &[f32] {
+        // SAFETY: by the contract.
+        unsafe { self.plan.memory.read(place, row * width..(row + 1) * width) }
+    }
+
+    /// # Safety
+    /// Nobody else uses the row.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn row_mut(&self, place: Place<f32>, row: usize, width: usize) -> &mut [f32] {
+        // SAFETY: by the contract.
+        unsafe { self.plan.memory.write(place, row * width..(row + 1) * width) }
+    }
+}

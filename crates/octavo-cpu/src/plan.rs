@@ -1,0 +1,264 @@
+//! A loaded model: packed weights, the KV cache, and work memory for the largest step.
+
+use octavo_backend::{
+    BackendError, DecoderSpec, Footprint, InputRounding, MlpSpec, StepInputs, StepLimits, WeightSource,
+};
+
+use crate::{
+    activation::{Activations, RoundingSet},
+    attention::{AttentionBuffers, AttentionSchedule, AttentionShape, AttentionSizes},
+    check::StepCheck,
+    isa::Isa,
+    kv::KvCache,
+    pack::PackedMatrix,
+    rope::RopeAngles,
+    weights::Weights,
+    work::{Place, WorkLayout, WorkMemory},
+};
+
+/// Rows of logits that are held at once.
+pub const HEAD_ROWS: usize = 64;
+
+/// A model loaded by [`crate::CpuBackend`], with all memory that its steps need.
+pub struct CpuPlan {
+    pub(crate) spec: DecoderSpec,
+    pub(crate) weights: Weights,
+    pub(crate) cache: KvCache,
+    pub(crate) memory: WorkMemory,
+    pub(crate) buffers: Buffers,
+    pub(crate) inputs: MatmulInputs,
+    pub(crate) schedules: Vec<AttentionSchedule>,
+    pub(crate) layers: Vec<LayerPlan>,
+    /// The KV group of each layer is in its shape; this is where each row of the current step stands.
+    pub(crate) rows: Vec<RowPlace>,
+    check: StepCheck,
+}
+
+/// What a layer uses of what layers share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerPlan {
+    pub shape: AttentionShape,
+    /// Index into [`CpuPlan::schedules`].
+    pub schedule: usize,
+    /// Index into [`Buffers::ropes`].
+    pub rope: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Indices into [`MatmulInputs`].
+    pub qkv: usize,
+    pub output: usize,
+    pub gate_up: usize,
+    pub down: usize,
+}
+
+/// A row's sequence and place in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowPlace {
+    pub span: usize,
+    pub position: usize,
+}
+
+/// Places in the work memory.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    /// The residual stream, `[rows, hidden_size]`.
+    pub hidden: Place<f32>,
+    /// Queries, keys and values, later gate and up: `[rows, widest]`.
+    pub projected: Place<f32>,
+    /// `[HEAD_ROWS, vocab_size]`.
+    pub logits: Place<f32>,
+    pub attention: AttentionBuffers,
+    pub ropes: Vec<RopeAngles>,
+}
+
+/// Inputs of all matmuls; those of one width and the same roundings share memory, since they are never needed together.
+pub(crate) struct MatmulInputs {
+    pub activations: Vec<Activations>,
+    pub head: usize,
+}
+
+/// What can be known before a weight is seen.
+struct Sizes {
+    layout: WorkLayout,
+    buffers: Buffers,
+    shapes: Vec<AttentionShape>,
+    shape_of_layer: Vec<usize>,
+    rope_of_layer: Vec<usize>,
+}
+
+impl Sizes {
+    fn new(spec: &DecoderSpec, limits: &StepLimits, workers: usize) -> Sizes {
+        let geometry = spec.kv_geometry(limits.block_size);
+        let mut shapes: Vec<AttentionShape> = Vec::new();
+        let mut shape_of_layer = Vec::with_capacity(spec.layers.len());
+        let mut sizes = AttentionSizes::default();
+        let mut widest = 0;
+        for (index, layer) in spec.layers.iter().enumerate() {
+            let shape = AttentionShape::of(&layer.attention, geometry.group_of(index));
+            let known = shapes.iter().position(|known| *known == shape).unwrap_or(shapes.len());
+            if known == shapes.len() {
+                shapes.push(shape);
+            }
+            shape_of_layer.push(known);
+            sizes.head_size = sizes.head_size.max(shape.head_size);
+            sizes.width = sizes.width.max(shape.num_heads * shape.head_size);
+            sizes.partials = sizes.partials.max(AttentionSchedule::partials(&shape, limits));
+            widest = widest.max(layer.attention.qkv_rows()).max(2 * intermediate_size(&layer.mlp));
+        }
+        let rows = limits.max_rows;
+        let mut layout = WorkLayout::default();
+        let (hidden, projected) = (layout.place(rows * spec.hidden_size), layout.place(rows * widest));
+        let logits = layout.place(rows.min(HEAD_ROWS) * spec.vocab_size);
+        let attention = AttentionBuffers::new(&mut layout, rows, sizes, workers);
+        let (ropes, rope_of_layer) = RopeAngles::of(spec, &mut layout, rows);
+        let buffers = Buffers { hidden, projected, logits, attention, ropes };
+        Sizes { layout, buffers, shapes, shape_of_layer, rope_of_layer }
+    }
+}
+
+fn intermediate_size(mlp: &MlpSpec) -> usize {
+    let MlpSpec::Gated { intermediate_size, .. } = mlp;
+    *intermediate_size
+}
+
+impl CpuPlan {
+    pub(crate) fn load(
+        spec: &DecoderSpec,
+        source: &mut dyn WeightSource,
+        limits: &StepLimits,
+        machine: Machine,
+    ) -> Result<CpuPlan, BackendError> {
+        check_spec(spec)?;
+        let sizes = Sizes::new(spec, limits, machine.workers);
+        // The cache first: it is the largest single piece, and its limits are checked there.
+        let cache = KvCache::new(spec, limits)?;
+        let weights = Weights::load(spec, source)?;
+        let memory = WorkMemory::new(&sizes.layout)?;
+        let mut inputs = InputsPlan::default();
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for (index, layer) in weights.layers.iter().enumerate() {
+            layers.push(LayerPlan {
+                shape: sizes.shapes[sizes.shape_of_layer[index]],
+                schedule: sizes.shape_of_layer[index],
+                rope: sizes.rope_of_layer[index],
+                intermediate_size: intermediate_size(&spec.layers[index].mlp),
+                qkv: inputs.of(&layer.qkv),
+                output: inputs.of(&layer.output),
+                gate_up: inputs.of(&layer.gate_up),
+                down: inputs.of(&layer.down),
+            });
+        }
+        let head = inputs.of(weights.head());
+        let schedules = sizes.shapes.iter().map(|shape| AttentionSchedule::new(*shape, machine.tile, limits));
+        Ok(CpuPlan {
+            schedules: schedules.collect(),
+            inputs: MatmulInputs { activations: inputs.take(machine.isa, limits.max_rows)?, head },
+            check: StepCheck::new(spec, limits),
+            rows: Vec::with_capacity(limits.max_rows),
+            spec: spec.clone(),
+            buffers: sizes.buffers,
+            weights,
+            cache,
+            memory,
+            layers,
+        })
+    }
+
+    pub(crate) fn footprint(spec: &DecoderSpec, limits: &StepLimits, machine: Machine) -> Footprint {
+        let sizes = Sizes::new(spec, limits, machine.workers);
+        let schedules: usize =
+            sizes.shapes.iter().map(|shape| AttentionSchedule::bytes(shape, machine.tile, limits)).sum();
+        let rows = limits.max_rows * size_of::<RowPlace>();
+        Footprint {
+            kv_bytes: KvCache::bytes(spec, limits),
+            arena_bytes: sizes.layout.bytes()
+                + inputs_bytes(spec, limits.max_rows)
+                + schedules
+                + rows
+                + StepCheck::bytes(limits),
+        }
+    }
+
+    /// Checks a step and plans its work.
+    pub(crate) fn prepare(&mut self, inputs: &StepInputs, workers: usize) -> Result<(), BackendError> {
+        self.check.check(inputs)?;
+        self.rows.clear();
+        for (span, input) in inputs.spans.iter().enumerate() {
+            self.rows.extend((input.start..input.start + input.len).map(|position| RowPlace { span, position }));
+        }
+        for schedule in &mut self.schedules {
+            schedule.plan(inputs, workers);
+        }
+        Ok(())
+    }
+}
+
+/// What a plan must know about the machine it is made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Machine {
+    pub isa: Isa,
+    pub workers: usize,
+    /// Rows of a full attention tile.
+    pub tile: usize,
+}
+
+/// Which activations there must be.
+#[derive(Default)]
+struct InputsPlan {
+    kinds: Vec<(RoundingSet, usize)>,
+}
+
+impl InputsPlan {
+    fn of(&mut self, matrix: &PackedMatrix) -> usize {
+        let kind = (matrix.input_roundings(), matrix.columns());
+        self.kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+            self.kinds.push(kind);
+            self.kinds.len() - 1
+        })
+    }
+
+    fn take(self, isa: Isa, rows: usize) -> Result<Vec<Activations>, BackendError> {
+        let taken = self.kinds.into_iter().map(|(roundings, columns)| Activations::new(isa, roundings, columns, rows));
+        taken.collect()
+    }
+}
+
+/// Bytes of all activations if every width needed every rounding: which ones it needs, only the checkpoint knows.
+fn inputs_bytes(spec: &DecoderSpec, rows: usize) -> usize {
+    let mut widths = vec![spec.hidden_size];
+    for layer in &spec.layers {
+        widths.push(layer.attention.num_heads * layer.attention.head_size);
+        widths.push(intermediate_size(&layer.mlp));
+    }
+    widths.sort_unstable();
+    widths.dedup();
+    let all = [InputRounding::None, InputRounding::Bf16, InputRounding::Int8Group32].into_iter().collect();
+    widths.into_iter().map(|width| Activations::footprint(all, width, rows)).sum()
+}
+
+/// Refuses a spec that the arithmetic below would divide by or index beyond.
+fn check_spec(spec: &DecoderSpec) -> Result<(), BackendError> {
+    let refuse = |what, found: String, expected: &str| {
+        Err(BackendError::Unsupported { what, found, expected: expected.to_owned() })
+    };
+    if spec.vocab_size == 0 || spec.hidden_size == 0 {
+        let found = format!("{} x {}", spec.vocab_size, spec.hidden_size);
+        return refuse("embedding", found, "at least one row and one column");
+    }
+    for layer in &spec.layers {
+        let attention = &layer.attention;
+        let (heads, kv_heads) = (attention.num_heads, attention.num_kv_heads);
+        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            let found = format!("{heads} query heads and {kv_heads} KV heads");
+            return refuse("attention heads", found, "a whole number of query heads for each KV head");
+        }
+        let rotated = 2 * attention.rope.inverse_frequencies.len();
+        if rotated > attention.head_size {
+            return refuse("rotated elements of a head", rotated.to_string(), "at most the head's size");
+        }
+        if attention.window == Some(0) {
+            return refuse("attention window", "0".to_owned(), "at least 1");
+        }
+    }
+    Ok(())
+}
