@@ -10,8 +10,9 @@ WHEELS := target/wheels
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml)
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
-# One interpreter for every cargo call, so that the crates that bind to Python are built once.
+# The same for every cargo call, so that the crates that bind to Python are built once.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
+export PYO3_BUILD_EXTENSION_MODULE := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -32,11 +33,15 @@ test: lint test-rust test-python ## Set up, lint, and run cargo test and pytest
 .PHONY: lint
 lint: $(VENV)/.test-wheel ## Check formats, clippy, ruff, mypy and the stubs
 	cargo fmt --all --check
-	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
+	$(MAKE) --no-print-directory clippy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/stubtest octavo._octavo
+
+.PHONY: clippy
+clippy: | $(VENV)/.made
+	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 
 .PHONY: test-rust
 test-rust: $(VENV)/.test-wheel pull ## Run cargo test
@@ -89,20 +94,31 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.maturin: $(VENV)/.made
-	$(PIP) install 'maturin>=1.9,<2'
+$(VENV)/.maturin: $(VENV)/.made Makefile
+	$(PIP) install 'maturin>=1.9,<2' 'wheel>=0.45,<1'
 	@touch $@
 
 # The two wheels share .venv: installing one takes the other's stamp away.
 $(VENV)/.release-wheel: $(VENV)/.maturin $(RUST_SOURCES) $(PYTHON_SOURCES)
-	rm -rf $(WHEELS)/release $(VENV)/.test-wheel
+	rm -rf $(WHEELS)/release $(VENV)/.editable
 	$(BIN)/maturin build --release --locked --out $(WHEELS)/release
 	$(PIP) uninstall --yes octavo
 	$(PIP) install $(WHEELS)/release/octavo-*.whl
 	@touch $@
 
-# Built with the dev profile into target/debug, like cargo test: heavy crates compile once. Python files are used in place.
-$(VENV)/.test-wheel: $(VENV)/.maturin $(RUST_SOURCES)
-	rm -f $(VENV)/.release-wheel
-	$(BIN)/maturin develop --quiet --locked --extras dev
+# Not maturin's build: that selects other features of the dependencies than `cargo test` does and would compile the heavy
+# ones twice. This builds what `cargo test` runs and the extension in one go, and uses the Python files in place.
+$(VENV)/.test-wheel: $(VENV)/.editable $(RUST_SOURCES)
+	cargo build --quiet --workspace --locked --lib --bins --tests --examples
+	install target/debug/lib_octavo.so python/octavo/_octavo.abi3.so
+	@touch $@
+
+# An editable wheel: the package's metadata, and a path to python/ instead of its files.
+$(VENV)/.editable: $(VENV)/.maturin pyproject.toml Cargo.toml
+	rm -rf $(WHEELS)/editable $(VENV)/.release-wheel
+	$(BIN)/maturin pep517 write-dist-info --metadata-directory $(WHEELS)/editable/octavo
+	echo $(abspath python) > $(WHEELS)/editable/octavo/octavo.pth
+	$(BIN)/wheel pack $(WHEELS)/editable/octavo --dest-dir $(WHEELS)/editable
+	$(PIP) uninstall --yes octavo
+	$(PIP) install "$$(echo $(WHEELS)/editable/octavo-*.whl)[dev]"
 	@touch $@
