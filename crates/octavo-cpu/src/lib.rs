@@ -1,6 +1,7 @@
 //! (under construction)
 
 pub mod activation;
+mod affinity;
 pub mod arena;
 pub mod host;
 pub mod isa;

@@ -7,6 +7,7 @@
 //! operations either way.
 
 mod kernel;
+mod merge;
 mod schedule;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ use std::ops::Range;
 
 use octavo_backend::{AttentionSpec, GroupInputs, StepInputs};
 
-pub use kernel::{CHUNK, MAX_TILE, state_len};
+pub use kernel::{CHUNK, MAX_TILE};
 pub use schedule::{AttentionSchedule, Unit};
 
 use crate::{
@@ -23,7 +24,8 @@ use crate::{
     kv::KvLayer,
     work::{Place, WorkLayout, WorkMemory},
 };
-use kernel::{ChunkTask, chunk_kernel, finish_kernel, merge_kernel};
+use kernel::{ChunkTask, chunk_kernel};
+use merge::{finish_kernel, merge_kernel, state_len};
 
 /// What two layers must share for the same units of work to serve both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
