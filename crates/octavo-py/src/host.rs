@@ -1,10 +1,14 @@
 //! What `octavo doctor` asks: the machine, its limits, and what a model would take on it.
 
-use std::{path::PathBuf, sync::Barrier, thread, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use octavo_cpu::{host, isa::Isa, peak};
+use octavo_cpu::{
+    host,
+    isa::Isa,
+    limits::{self, ReadBuffer},
+};
 use octavo_model::Checkpoint;
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{exceptions::PyMemoryError, prelude::*, types::PyDict};
 
 use crate::{
     device::{Device, Options},
@@ -13,9 +17,6 @@ use crate::{
 
 /// How long a limit is measured.
 const MEASURED: Duration = Duration::from_millis(400);
-
-/// Bytes that each thread reads over and over: more than its share of any last-level cache.
-const READ_BYTES: usize = 128 << 20;
 
 /// What the host grants this process, and what octavo makes of it.
 #[pyfunction(name = "host")]
@@ -59,34 +60,13 @@ pub fn memory_plan<'py>(
 
 /// How fast `threads` threads read memory, in GB/s (1e9 bytes).
 #[pyfunction]
-pub fn measure_read_bandwidth(py: Python<'_>, threads: usize) -> f64 {
-    py.detach(|| {
-        at_once(threads, |isa, barrier| {
-            // Written, so that every page is there.
-            let buffer = vec![1u8; READ_BYTES];
-            barrier.wait();
-            peak::read_bandwidth(isa, &buffer, MEASURED)
-        })
-    })
+pub fn measure_read_bandwidth(py: Python<'_>, threads: usize) -> PyResult<f64> {
+    let measured = py.detach(|| ReadBuffer::new(threads).map(|buffer| buffer.bandwidth(Isa::detect(), MEASURED)));
+    measured.map(|bytes| bytes * 1e-9).map_err(|error| PyMemoryError::new_err(error.to_string()))
 }
 
 /// The peak of int8 dot products on `threads` threads, in Gop/s; a multiplication and an addition are two.
 #[pyfunction]
 pub fn measure_dot_peak(py: Python<'_>, threads: usize) -> f64 {
-    py.detach(|| {
-        at_once(threads, |isa, barrier| {
-            barrier.wait();
-            peak::dot_peak(isa, MEASURED)
-        })
-    })
-}
-
-/// The sum of what `measure` gives on each of `threads` threads, in units of 1e9.
-fn at_once(threads: usize, measure: impl Fn(Isa, &Barrier) -> f64 + Sync) -> f64 {
-    let (isa, barrier) = (Isa::detect(), Barrier::new(threads));
-    let total: f64 = thread::scope(|scope| {
-        let running: Vec<_> = (0..threads).map(|_| scope.spawn(|| measure(isa, &barrier))).collect();
-        running.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
-    });
-    total * 1e-9
+    py.detach(|| limits::dot_peak_of(threads, Isa::detect(), MEASURED) * 1e-9)
 }
