@@ -54,7 +54,7 @@ pub struct Numerics {
     pub quantized_input: InputRounding,
     /// Input of matmuls with bfloat16 weights.
     pub bf16_input: InputRounding,
-    /// Keys and values; queries are rounded alike after they have been scaled.
+    /// Keys and values; scaled queries and the probabilities of attention are rounded alike.
     pub kv: KvType,
 }
 

@@ -185,7 +185,15 @@ impl ReferencePlan {
             let queries = &qkv[row * attention.qkv_rows()..][..width];
             let first = attention.window.map_or(0, |window| (position + 1).saturating_sub(window));
             let seen: Vec<usize> = (first..=position).map(|position| slots.of(span, position)).collect();
-            attend(attention, queries, &cache.keys, &cache.values, &seen, &mut attended[row * width..][..width]);
+            attend(
+                attention,
+                numerics.kv,
+                queries,
+                &cache.keys,
+                &cache.values,
+                &seen,
+                &mut attended[row * width..][..width],
+            );
         });
         add(hidden, &matmul(&weights.attention_output, numerics, &attended));
     }

@@ -1,7 +1,7 @@
 //! The operations of [`super::Reference`], each the plainest program that defines it.
 
 use crate::{
-    AttentionSpec, InputRounding, Matrix, Numerics, WeightFormat,
+    AttentionSpec, InputRounding, KvType, Matrix, Numerics, WeightFormat,
     numerics::{ACTIVATION_GROUP, ActivationGroup},
 };
 use half::bf16;
@@ -121,8 +121,11 @@ pub(super) fn rotate(attention: &AttentionSpec, position: usize, row: &mut [f32]
 }
 
 /// Softmax attention of one row over the slots it sees; `queries` are already scaled.
+///
+/// Probabilities are rounded like keys and values before they are used, and what is used is what is summed.
 pub(super) fn attend(
     attention: &AttentionSpec,
+    kv: KvType,
     queries: &[f32],
     keys: &[f32],
     values: &[f32],
@@ -137,14 +140,15 @@ pub(super) fn attend(
             .map(|slot| query.iter().zip(&keys[at(slot)..][..size]).map(|(query, key)| query * key).sum())
             .collect();
         let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
+        let weights: Vec<f32> = scores.iter().map(|score| kv.round((score - largest).exp())).collect();
         let total: f32 = weights.iter().sum();
         output.fill(0.0);
         for (slot, weight) in slots.iter().zip(&weights) {
             for (out, value) in output.iter_mut().zip(&values[at(slot)..][..size]) {
-                *out += weight / total * value;
+                *out += weight * value;
             }
         }
+        output.iter_mut().for_each(|out| *out /= total);
     }
 }
 

@@ -47,10 +47,10 @@ fn answers_through_an_inbox_equal_those_of_a_stepped_engine() {
     let accepted = handle.submit(submissions, &inbox).unwrap();
     let outputs = collect(&inbox, requests.len());
     for (accepted, expected) in accepted.iter().zip(expected) {
-        let own = outputs.iter().filter(|output| output.request == accepted.id);
+        let mut own = outputs.iter().filter(|output| output.request == accepted.id);
         let tokens: Vec<u32> = own.clone().flat_map(|output| output.tokens.clone()).collect();
         assert_eq!(tokens, expected.tokens);
-        let timing = own.last().unwrap().finish.unwrap().timing;
+        let timing = own.next_back().unwrap().finish.unwrap().timing;
         assert!(Some(timing.arrival) <= timing.scheduled && timing.scheduled <= timing.first_token);
         assert!(timing.first_token <= timing.last_token);
     }
