@@ -64,7 +64,7 @@ bench: pull ## Run the criterion benchmarks
 wheel: $(VENV)/.maturin pull ## Build the manylinux wheel and the sdist; try both in clean environments
 	$(PIP) install 'ziglang>=0.13,<1'
 	rm -rf $(WHEELS)/manylinux
-	$(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out $(WHEELS)/manylinux
+	PATH="$(abspath $(BIN)):$$PATH" maturin build --release --locked --zig --compatibility manylinux_2_28 --out $(WHEELS)/manylinux
 	$(BIN)/maturin sdist --out $(WHEELS)/manylinux
 	tools/check_wheel.sh $(BIN)/python $(WHEELS)/manylinux $(MODEL)
 
