@@ -156,6 +156,16 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
+    /// Every format.
+    pub const ALL: [WeightFormat; 6] = [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::Bf16,
+        WeightFormat::Q4_0,
+        WeightFormat::Q4_1,
+        WeightFormat::Q8_0,
+    ];
+
     /// Bytes of one row of `columns` elements; `None` when the format cannot hold that many.
     pub fn row_bytes(self, columns: usize) -> Option<usize> {
         let blocks = columns.is_multiple_of(GGUF_BLOCK).then_some(columns / GGUF_BLOCK);

@@ -343,18 +343,9 @@ mod tests {
     use super::*;
     use crate::matmul::samples::random_matrix;
 
-    const FORMATS: [WeightFormat; 6] = [
-        WeightFormat::F32,
-        WeightFormat::F16,
-        WeightFormat::Bf16,
-        WeightFormat::Q4_0,
-        WeightFormat::Q4_1,
-        WeightFormat::Q8_0,
-    ];
-
     #[test]
     fn a_packed_row_reads_back_as_it_was() {
-        for format in FORMATS {
+        for format in WeightFormat::ALL {
             for (rows, columns) in [(1, 32), (5, 96), (16, 64), (33, 576)] {
                 let matrix = random_matrix(format, rows, columns, 11);
                 let packed = PackedMatrix::pack(std::slice::from_ref(&matrix)).unwrap();

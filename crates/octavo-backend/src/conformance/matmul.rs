@@ -4,17 +4,8 @@ use super::driver::{Driver, Feed, Rows, assert_same_bits};
 use super::{TinyModel, TinyShape};
 use crate::{Backend, Reference, WeightFormat};
 
-const FORMATS: [WeightFormat; 6] = [
-    WeightFormat::F32,
-    WeightFormat::F16,
-    WeightFormat::Bf16,
-    WeightFormat::Q4_0,
-    WeightFormat::Q4_1,
-    WeightFormat::Q8_0,
-];
-
 pub(super) fn bits_equal_the_mirrored_reference<B: Backend>(make: &impl Fn() -> B) {
-    for format in FORMATS {
+    for format in WeightFormat::ALL {
         for hidden_size in [32, 96, 576] {
             for vocab_size in [33, 100] {
                 let shape = TinyShape { vocab_size, hidden_size, num_layers: 0, format, ..TinyShape::default() };
@@ -25,7 +16,7 @@ pub(super) fn bits_equal_the_mirrored_reference<B: Backend>(make: &impl Fn() -> 
 }
 
 pub(super) fn tied_head_reads_the_embedding<B: Backend>(make: &impl Fn() -> B) {
-    for format in FORMATS {
+    for format in WeightFormat::ALL {
         let shape = TinyShape { num_layers: 0, format, tied: true, ..TinyShape::default() };
         compare(&format!("tied head {format}"), make, shape);
     }

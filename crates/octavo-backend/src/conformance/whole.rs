@@ -16,14 +16,7 @@ fn model(format: WeightFormat) -> TinyModel {
 
 pub(super) fn agrees_in_every_format<B: Backend>(make: &impl Fn() -> B) {
     let numerics = make().numerics();
-    for format in [
-        WeightFormat::F32,
-        WeightFormat::F16,
-        WeightFormat::Bf16,
-        WeightFormat::Q4_0,
-        WeightFormat::Q4_1,
-        WeightFormat::Q8_0,
-    ] {
+    for format in WeightFormat::ALL {
         let model = model(format);
         let tokens = model.tokens(100, 3);
         let feed = [Feed { tokens: &tokens, start: 0, table: &TABLE, rows: Rows::All }];
