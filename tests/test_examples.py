@@ -1,13 +1,15 @@
 """Every example runs, as a user runs it, and prints what it promises."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 EXPECTED = {
     "chat.py": ["Paris", "Rome"],
     "demo.py": ["time to first token", "prefill", "decode", "KV blocks used", "KV waste", "peak memory"],
@@ -33,6 +35,13 @@ def test_each_example_prints_what_it_promises(name: str) -> None:
     printed = run(name)
     for text in EXPECTED[name]:
         assert text in printed
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    outcome = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.count("\n") >= 3
 
 
 def test_the_demo_stays_under_400_mb() -> None:
