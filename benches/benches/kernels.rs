@@ -2,7 +2,7 @@
 //!
 //! Throughput is in elements of the weight matrix times rows, so `Gelem/s` times two is Gop/s.
 
-use std::{borrow::Cow, hint::black_box};
+use std::{borrow::Cow, hint::black_box, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use octavo_backend::{Matrix, SampleRow, WeightData, WeightFormat, sampling};
@@ -80,5 +80,9 @@ fn draw(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, matmul, draw);
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+    targets = matmul, draw
+}
 criterion_main!(benches);
