@@ -95,11 +95,14 @@ def host() -> Host:
     return Host(**_octavo.host())
 
 
-def read_bandwidth(threads: int) -> float:
-    """Measure how fast `threads` threads read memory, in GB/s (1e9 bytes)."""
+def read_bandwidth(threads: int, num_bytes: int | None = None) -> float:
+    """Measure how fast `threads` threads read `num_bytes` bytes over and over, in GB/s.
+
+    Without `num_bytes` it is 1 GiB, which no cache holds for long: the bandwidth of memory.
+    """
     from octavo import _octavo
 
-    return _octavo.measure_read_bandwidth(threads)
+    return _octavo.measure_read_bandwidth(threads, num_bytes)
 
 
 def dot_peak(threads: int) -> float:

@@ -10,8 +10,8 @@ use crate::{
     peak::{dot_peak, read_bandwidth},
 };
 
-/// Bytes that each thread reads: too many for a share of a last-level cache to flatter the figure.
-const BYTES_PER_THREAD: usize = 512 << 20;
+/// Bytes, over all threads, that no last-level cache holds for long: reading them is reading memory.
+pub const MEMORY_BYTES: usize = 1 << 30;
 
 /// Memory for one measurement of the read bandwidth, allocated and touched once.
 pub struct ReadBuffer {
@@ -19,16 +19,20 @@ pub struct ReadBuffer {
 }
 
 impl ReadBuffer {
-    /// 512 MiB for each of `threads`.
+    /// `bytes` spread over `threads`.
+    ///
+    /// With [`MEMORY_BYTES`] the bandwidth is that of memory; with as many bytes as a model's weights it is what a step
+    /// that reads them all can have, part of them from a cache that keeps them between steps.
     ///
     /// # Errors
     /// [`BackendError::Memory`] if they cannot be had.
-    pub fn new(threads: usize) -> Result<ReadBuffer, BackendError> {
-        let part = |_| AlignedBytes::zeroed("the buffer that bandwidth is measured with", BYTES_PER_THREAD);
-        Ok(ReadBuffer { parts: (0..threads.max(1)).map(part).collect::<Result<_, _>>()? })
+    pub fn new(threads: usize, bytes: usize) -> Result<ReadBuffer, BackendError> {
+        let threads = threads.max(1);
+        let part = |_| AlignedBytes::zeroed("the buffer that bandwidth is measured with", bytes / threads);
+        Ok(ReadBuffer { parts: (0..threads).map(part).collect::<Result<_, _>>()? })
     }
 
-    /// Bytes a second that all threads together read from memory, each at its best within `time`.
+    /// Bytes a second that all threads together read, each at its best within `time`.
     pub fn bandwidth(&self, isa: Isa, time: Duration) -> f64 {
         on_all_threads(self.parts.len(), |index| read_bandwidth(isa, self.parts[index].elements::<u8>(), time))
     }

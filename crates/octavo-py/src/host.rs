@@ -58,10 +58,13 @@ pub fn memory_plan<'py>(
     Ok(dict)
 }
 
-/// How fast `threads` threads read memory, in GB/s (1e9 bytes).
+/// How fast `threads` threads read `num_bytes` bytes over and over, in GB/s (1e9 bytes); `None` is more than caches hold.
 #[pyfunction]
-pub fn measure_read_bandwidth(py: Python<'_>, threads: usize) -> PyResult<f64> {
-    let measured = py.detach(|| ReadBuffer::new(threads).map(|buffer| buffer.bandwidth(Isa::detect(), MEASURED)));
+#[pyo3(signature = (threads, num_bytes=None))]
+pub fn measure_read_bandwidth(py: Python<'_>, threads: usize, num_bytes: Option<usize>) -> PyResult<f64> {
+    let num_bytes = num_bytes.unwrap_or(limits::MEMORY_BYTES);
+    let measured =
+        py.detach(|| ReadBuffer::new(threads, num_bytes).map(|buffer| buffer.bandwidth(Isa::detect(), MEASURED)));
     measured.map(|bytes| bytes * 1e-9).map_err(|error| PyMemoryError::new_err(error.to_string()))
 }
 

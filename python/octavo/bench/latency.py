@@ -1,8 +1,8 @@
 """One stream: prefill of 512 tokens, and decode of 128 after 32, beside the limits of the machine.
 
 Decode reads all weights for each token, so memory bandwidth bounds it. Prefill reads them once for 512 tokens, so
-arithmetic bounds it. Both limits move with whatever else the machine does; they are measured in turn with the model, so
-that all four see the same minutes.
+arithmetic bounds it. The limits move with whatever else the machine does; they are measured in turn with the model, so
+that all of them see the same minutes.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Latency:
     decode_tok_s: Series
     read_gb_s: Series
     """Read bandwidth of memory, 1e9 bytes per second."""
+    reread_gb_s: Series
+    """Read bandwidth over as many bytes as the weights, again and again: a large cache keeps part of them."""
     dot_gops: Series
     """Peak of int8 dot products, 1e9 multiplications and additions per second."""
     bytes_per_token: int
@@ -57,8 +59,16 @@ class Latency:
     """Weights of the layers that a prompt token is multiplied with."""
 
     def decode_share(self) -> float:
-        """Decode as a share of what the read bandwidth allows."""
-        return self.decode_tok_s.median / (self.read_gb_s.median * 1e9 / self.bytes_per_token)
+        """Decode as a share of what re-reading the weights allows: the higher of the two limits."""
+        return self.decode_tok_s.median / self.decode_limit(self.reread_gb_s)
+
+    def decode_share_of_memory(self) -> float:
+        """Decode as a share of what memory allows; above 1 where a cache keeps part of the weights."""
+        return self.decode_tok_s.median / self.decode_limit(self.read_gb_s)
+
+    def decode_limit(self, bandwidth: Series) -> float:
+        """Tokens per second at which the weights pass by at `bandwidth`."""
+        return bandwidth.median * 1e9 / self.bytes_per_token
 
     def prefill_share(self) -> float:
         """Prefill as a share of the dot-product peak."""
@@ -67,12 +77,13 @@ class Latency:
     def as_dict(self) -> dict[str, float]:
         """Each median under its name, with `_min` and `_max` beside it."""
         figures = {}
-        for name in ("ttft_s", "prefill_tok_s", "decode_tok_s", "read_gb_s", "dot_gops"):
+        for name in ("ttft_s", "prefill_tok_s", "decode_tok_s", "read_gb_s", "reread_gb_s", "dot_gops"):
             series: Series = getattr(self, name)
             figures[name] = series.median
             figures[f"{name}_min"] = min(series.values)
             figures[f"{name}_max"] = max(series.values)
-        figures["decode_share_of_read_limit"] = self.decode_share()
+        figures["decode_share_of_read_limit"] = self.decode_share_of_memory()
+        figures["decode_share_of_reread_limit"] = self.decode_share()
         figures["prefill_share_of_dot_peak"] = self.prefill_share()
         return figures
 
@@ -82,22 +93,24 @@ def measure(llm: LLM, *, repeats: int, report: Callable[[str], None] = lambda _:
     from octavo.doctor import dot_peak, read_bandwidth
 
     text = llm.encode(_TEXT)
-    found: dict[str, list[float]] = {name: [] for name in ("ttft", "prefill", "decode", "read", "dot")}
+    found: dict[str, list[float]] = {name: [] for name in ("ttft", "prefill", "decode", "read", "reread", "dot")}
     for turn in range(repeats + 1):
         read = read_bandwidth(llm.threads)
+        reread = read_bandwidth(llm.threads, llm.memory["bytes_per_token"])
         ttft, prefill = _prefill(llm, _prompt(text, turn, PREFILL_TOKENS))
         decode = _decode(llm, _prompt(text, turn, DECODE_PROMPT_TOKENS))
         dot = dot_peak(llm.threads)
         if turn == 0:
             continue
         report(f"{turn}/{repeats}: prefill {prefill:.0f} tok/s, decode {decode:.1f} tok/s")
-        for name, value in zip(found, (ttft, prefill, decode, read, dot), strict=True):
+        for name, value in zip(found, (ttft, prefill, decode, read, reread, dot), strict=True):
             found[name].append(value)
     return Latency(
         ttft_s=Series(tuple(found["ttft"])),
         prefill_tok_s=Series(tuple(found["prefill"])),
         decode_tok_s=Series(tuple(found["decode"])),
         read_gb_s=Series(tuple(found["read"])),
+        reread_gb_s=Series(tuple(found["reread"])),
         dot_gops=Series(tuple(found["dot"])),
         bytes_per_token=llm.memory["bytes_per_token"],
         products_per_token=llm.memory["layer_weights"],

@@ -42,17 +42,20 @@ def run_latency(arguments: argparse.Namespace) -> int:
 
 
 def _table(latency: Latency) -> list[str]:
-    decode_limit = latency.read_gb_s.median * 1e9 / latency.bytes_per_token
+    memory_limit, reread_limit = latency.decode_limit(latency.read_gb_s), latency.decode_limit(latency.reread_gb_s)
+    megabytes = latency.bytes_per_token / 1e6
     prefill_limit = latency.dot_gops.median * 1e9 / (2 * latency.products_per_token)
     return [
         "                            median  [least to most]",
         f"ttft, 512 tokens      s {latency.ttft_s}",
         f"prefill 512       tok/s {latency.prefill_tok_s}",
         f"decode 32 + 128   tok/s {latency.decode_tok_s}",
-        f"read bandwidth     GB/s {latency.read_gb_s}",
+        f"read 1 GiB         GB/s {latency.read_gb_s}",
+        f"read weights again GB/s {latency.reread_gb_s}",
         f"dot-product peak  Gop/s {latency.dot_gops}",
-        f"decode is {latency.decode_share():.0%} of {decode_limit:.0f} tok/s, the read bandwidth over "
-        f"{latency.bytes_per_token / 1e6:.1f} MB of weights a token",
+        f"decode is {latency.decode_share_of_memory():.0%} of {memory_limit:.0f} tok/s, what memory allows at "
+        f"{megabytes:.1f} MB of weights a token,",
+        f"and {latency.decode_share():.0%} of {reread_limit:.0f} tok/s, what re-reading as many bytes allows",
         f"prefill is {latency.prefill_share():.0%} of {prefill_limit:.0f} tok/s, the dot-product peak over "
         f"{2 * latency.products_per_token / 1e6:.0f} Mop of layer weights a token",
     ]
