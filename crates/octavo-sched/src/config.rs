@@ -1,7 +1,6 @@
 //! The scheduler's limits, and the one function that checks a request against them.
 
 use crate::block::VACANT_BLOCK;
-use crate::group::most_blocks_in_window;
 use crate::request::{InvalidParam, Limit, Rejected, SamplingParams, TokenId};
 
 /// What the scheduler has to work with.
@@ -65,6 +64,12 @@ impl SchedulerConfig {
     }
 }
 
+/// Most blocks touched by a chunk together with what its first position sees: `window + chunk - 1` positions in a row,
+/// of which the first may be the last of its block. Both are at least 1.
+pub(crate) fn most_blocks_in_window(window: usize, chunk: usize, block_size: usize) -> usize {
+    ((window - 1).saturating_add(chunk - 1)).div_ceil(block_size) + 1
+}
+
 fn at_least(field: &'static str, found: usize, least: usize, expected: &'static str) -> Result<(), InvalidParam> {
     if found >= least { Ok(()) } else { Err(InvalidParam { field, found: found.to_string(), expected }) }
 }
@@ -123,6 +128,25 @@ mod tests {
             max_num_seqs: 4,
             max_num_batched_tokens: 4,
             eos_token_ids: vec![],
+        }
+    }
+
+    #[test]
+    fn the_window_bound_is_what_the_worst_alignment_needs() {
+        for block_size in 1..5 {
+            for window in 1..7 {
+                for chunk in 1..7 {
+                    let touched = |start: usize| {
+                        (start + chunk - 1) / block_size - (start + 1_usize).saturating_sub(window) / block_size + 1
+                    };
+                    let worst = (0..40).map(touched).max().unwrap();
+                    assert_eq!(
+                        most_blocks_in_window(window, chunk, block_size),
+                        worst,
+                        "{block_size} {window} {chunk}"
+                    );
+                }
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! A block pool together with what it has promised to running sequences.
 
 use crate::block::{BlockPool, BlockTable};
-use crate::config::{GroupConfig, SchedulerConfig};
+use crate::config::{GroupConfig, SchedulerConfig, most_blocks_in_window};
 
 /// The blocks of one layer group.
 ///
@@ -96,35 +96,5 @@ impl Group {
             let chunk = progress.pending.min(self.max_chunk);
             to_the_end.min(most_blocks_in_window(window, chunk, self.pool.block_size()))
         })
-    }
-}
-
-/// Most blocks touched by a chunk together with what its first position sees: `window + chunk - 1` positions in a row,
-/// of which the first may be the last of its block. Both are at least 1.
-pub(crate) fn most_blocks_in_window(window: usize, chunk: usize, block_size: usize) -> usize {
-    ((window - 1).saturating_add(chunk - 1)).div_ceil(block_size) + 1
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_window_bound_is_what_the_worst_alignment_needs() {
-        for block_size in 1..5 {
-            for window in 1..7 {
-                for chunk in 1..7 {
-                    let touched = |start: usize| {
-                        (start + chunk - 1) / block_size - (start + 1_usize).saturating_sub(window) / block_size + 1
-                    };
-                    let worst = (0..40).map(touched).max().unwrap();
-                    assert_eq!(
-                        most_blocks_in_window(window, chunk, block_size),
-                        worst,
-                        "{block_size} {window} {chunk}"
-                    );
-                }
-            }
-        }
     }
 }
