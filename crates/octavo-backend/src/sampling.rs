@@ -165,9 +165,9 @@ fn keep_top_p(draw: &Draw<'_>, top_p: f32, ids: &mut Vec<TokenId>) {
     }
 }
 
-/// Larger logits first, equal ones by id.
+/// Larger logits first, equal ones (0 and -0 are equal) by id; no logit is NaN.
 fn by_logit(logits: &[f32]) -> impl Fn(&TokenId, &TokenId) -> Ordering {
-    |&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b))
+    |&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap_or(Ordering::Equal).then(a.cmp(&b))
 }
 
 /// Log-softmax of the row at the drawn token and at the `count` likeliest ones.
@@ -412,6 +412,8 @@ mod tests {
         let mut ids = kept(&draw, &row).unwrap();
         ids.sort_unstable();
         assert_eq!(ids, [1, 2, 3]);
+        let zeros = [-0.0, 0.0];
+        assert_eq!(sample(&zeros, &SampleRow { top_k: 1, ..row(3) }).unwrap().token, 0, "as greedy does");
     }
 
     #[test]
