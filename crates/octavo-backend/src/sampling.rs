@@ -413,7 +413,7 @@ mod tests {
         ids.sort_unstable();
         assert_eq!(ids, [1, 2, 3]);
         let zeros = [-0.0, 0.0];
-        assert_eq!(sample(&zeros, &SampleRow { top_k: 1, ..row(3) }).unwrap().token, 0, "as greedy does");
+        assert_eq!(sample(&zeros, &SampleRow { top_k: 1, ..row }).unwrap().token, 0, "as greedy does");
     }
 
     #[test]
