@@ -67,10 +67,66 @@ def test_generation_and_loop_controls_are_known() -> None:
         "{{ range(10 ** 9) }}",
         "{{ 2 ** 100 ** 100 }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% break %}",
+        "{% for i in [1] %}" * 25 + "{% endfor %}" * 25,
+        "{% if true %}" * 120 + "{% endif %}" * 120,
+        "\ud800",
+        "{{ '\\ud800' }}",
+        "{{ cycler() }}",
+        "{{ lipsum() }}",
     ],
 )
 def test_what_the_sandbox_forbids_is_an_ordinary_error(source: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^chat template: "):
+        render(source)
+
+
+def test_a_failure_that_is_pythons_keeps_its_cause() -> None:
+    with pytest.raises(InvalidRequest, match="chat template: RuntimeError: ") as caught:
+        render("{{ cycler() }}")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def circular() -> dict[str, object]:
+    value: dict[str, object] = {}
+    value["self"] = value
+    return value
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (5, "found int"),
+        ([1], "found list"),
+        ({1: "x"}, "found the name 1"),
+        ({"x": "a\ud800"}, r"\.x: found a lone surrogate at 1"),
+        ({"x": {"\ud800": 1}}, r"\.x: found a lone surrogate at 0"),
+        ({"x": circular()}, r"\.x: contains itself"),
+        ({"messages": []}, r"\.messages: "),
+        ({"add_generation_prompt": False}, r"\.add_generation_prompt: "),
+    ],
+)
+def test_a_wrong_variable_of_the_caller_is_refused_by_name(given: Any, where: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^chat_template_kwargs{where}|^chat_template_kwargs: {where}"):
+        render("x", given=given)
+
+
+def test_a_template_that_is_no_text_is_refused(tiny_llm: LLM) -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidRequest, match="chat template: found int"):
+        tiny_llm.render_chat(USER, chat_template=wrong)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{% set x = ('f' * 5000) | int(0, 16) %}{{ x // 3 }}",
+        "{% set x = ('f' * 5000) | int(0, 16) %}{{ x % 3 }}",
+    ],
+)
+def test_arithmetic_on_huge_numbers_is_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"a number of .* bits, expected at most 4096"):
         render(source)
 
 
@@ -106,6 +162,16 @@ def test_a_template_without_an_end_is_stopped(source: str) -> None:
         "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% for i in range(99999) %}x{% endfor %}",
+        "{{ '%99999d' % 1 }}",
+        "{{ '%.99999f' % 1 }}",
+        "{{ ('%' ~ '0' * 30 ~ '99999d') % 1 }}",
+        "{{ '%*d' % (99999, 1) }}",
+        "{{ '%(a)99999d' % {'a': 1} }}",
+        "{{ '%99999d' | format(1) }}",
+        "{{ ('%(a)s' * 200) | format(a='x' * 1000) }}",
+        "{{ '{:99999d}'.format(1) }}",
+        "{{ '{:{}d}'.format(1, 99999) }}",
+        "{{ 'x'.ljust(99999) }}",
     ],
 )
 def test_a_template_that_makes_too_much_text_is_stopped(source: str) -> None:
@@ -115,8 +181,8 @@ def test_a_template_that_makes_too_much_text_is_stopped(source: str) -> None:
 
 def test_a_template_within_its_bounds_gives_what_plain_jinja_gives() -> None:
     assert (
-        render("{{ 'a' ~ 1 ~ none ~ 'b' }}{{ 'x' * 3 }}{{ 1 + 2 }}{{ [1] + [2] }}{{ 2 ** 3 }}")
-        == "a1Noneb" + "xxx3[1, 2]8"
+        render("{{ 'a' ~ 1 ~ none ~ 'b' }}{{ 'x' * 3 }}{{ 1 + 2 }}{{ [1] + [2] }}{{ 2 ** 3 }}{{ 7 % 4 }}{{ 7 // 2 }}")
+        == "a1Noneb" + "xxx3[1, 2]833"
     )
 
 
@@ -142,6 +208,7 @@ def test_a_template_within_its_bounds_gives_what_plain_jinja_gives() -> None:
         ([{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}], r"content\[0\]\.more: not known"),
         ([{"role": "assistant", "content": "x", "tool_calls": []}], r"messages\[0\]\.tool_calls: not available yet"),
         ([{"role": "user", "content": "x", "name": 5}], r"messages\[0\]\.name: found int"),
+        ([{"role": "user", "content": "x", "name": "\ud800"}], r"messages\[0\]\.name: found a lone surrogate at 0"),
     ],
 )
 def test_a_wrong_message_is_refused_with_its_place(tiny_llm: LLM, messages: Any, where: str) -> None:
@@ -163,6 +230,10 @@ def test_a_conversation_and_a_list_of_them_are_told_apart(tiny_llm: LLM) -> None
     assert both == tiny_llm.render_chat(one) + tiny_llm.render_chat(other)
     with pytest.raises(InvalidRequest, match=r"messages\[1\]: found no message"):
         tiny_llm.render_chat([one, []])
+
+
+def test_formats_give_what_python_gives() -> None:
+    assert render("{{ '%3d|%s' % (1, 'a') }}{{ '%.2f' | format(1) }}{{ '{:>3}'.format('b') }}") == "  1|a1.00  b"
 
 
 def test_noncharacters_in_a_message_survive_and_are_avoided_as_markers(tiny_llm: LLM) -> None:

@@ -2,8 +2,8 @@
 
 A template is a program that comes with a checkpoint. It runs in jinja2's immutable sandbox, without access to Python.
 What is bounded: the time, looked at with each turn of a loop, each call and each piece of output; the length of the
-result; the length of any text or list that `+`, `*` or `~` makes; `range`; powers. What is not: the time and memory of
-one single filter, such as `center` with an absurd width.
+result; the length of any text or list that `+`, `*`, `~` or a format makes; `range`; the size of whole numbers. What is
+not: the time and memory of one single filter, such as `center` with an absurd width.
 
 Text in a message stays text. Every spelling of a control token in a message is broken with a marker before the template
 is rendered, and the marker is taken out again when the result is encoded; see `crates/octavo-py/src/tokenizer`.
@@ -12,6 +12,7 @@ is rendered, and the marker is taken out again when the result is encoded; see `
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import jinja2
 import jinja2.ext
+import jinja2.filters
 import jinja2.nodes
 import jinja2.sandbox
 from jinja2.visitor import NodeTransformer
@@ -37,9 +39,16 @@ MAX_SECONDS = 5.0
 """How long a template may run."""
 MAX_CHARACTERS = 1 << 24
 """How long a prompt may become, and any text or list on the way."""
+MAX_BITS = 4096
+"""How large a whole number may become: the time of arithmetic grows with its length."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = ("role", "content", "name")
+_OWN_NAMES = ("messages", "add_generation_prompt")
+# A width or a precision: digits that a conversion, a point or the end of a field follows.
+_WIDTH = re.compile(r"([0-9]+)(?=[.a-zA-Z%},_])")
+_FORMATS = ("format", "format_map")
+_PADDINGS = ("center", "ljust", "rjust", "zfill", "expandtabs")
 # Unicode sets these aside for internal use: no text that is interchanged has one.
 _MARKERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 
@@ -87,7 +96,7 @@ def _checked_message(message: object, where: str) -> dict[str, str]:
         name = message["name"]
         if not isinstance(name, str):
             raise InvalidRequest(f"{where}.name: found {type(name).__name__}, expected a text")
-        checked["name"] = name
+        checked["name"] = _checked_text(name, f"{where}.name")
     return checked
 
 
@@ -125,7 +134,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, max_seconds: float = MAX_SECONDS, max_characters: int = MAX_CHARACTERS) -> None:
         """Compile `source`, or raise `InvalidRequest` with the line that is wrong."""
-        self.source = source
+        if not isinstance(source, str):
+            raise InvalidRequest(f"chat template: found {type(source).__name__}, expected a text")
+        self.source = _checked_text(source, "chat template")
         self._environment = _Environment(max_seconds=max_seconds, max_characters=max_characters)
         try:
             self._template = self._environment.from_string(source)
@@ -133,6 +144,9 @@ class ChatTemplate:
             raise InvalidRequest(f"chat template, line {error.lineno}: {error.message}") from error
         except RecursionError:
             raise InvalidRequest("chat template: nested too deeply") from None
+        except Exception as error:
+            # The template becomes a Python program, and Python's compiler has limits and rules of its own.
+            raise InvalidRequest(f"chat template: {type(error).__name__}: {error}") from error
 
     def render(
         self,
@@ -147,6 +161,7 @@ class ChatTemplate:
 
         `variables` are the model's own; `given` are the caller's and stay text as messages do.
         """
+        given = _checked_variables(given)
         marker = self._free_marker(messages, given)
 
         def mark(text: str) -> str:
@@ -154,11 +169,13 @@ class ChatTemplate:
 
         context = {
             **variables,
-            **{str(name): _each_text(value, mark) for name, value in given.items()},
+            **{name: _each_text(value, mark) for name, value in given.items()},
             "messages": _each_text(messages, mark),
             "add_generation_prompt": add_generation_prompt,
         }
-        return RenderedChat(self._environment.run(self._template, context), marker)
+        # A template can make what no text may have, from an escape or from a number.
+        marked = _checked_text(self._environment.run(self._template, context), "chat template: its result")
+        return RenderedChat(marked, marker)
 
     def _free_marker(self, *values: object) -> str:
         taken: set[str] = set()
@@ -172,6 +189,25 @@ class ChatTemplate:
         if not free:
             raise InvalidRequest("messages: found all of U+FDD0 to U+FDEF, expected one of them to be free")
         return free[0]
+
+
+def _checked_variables(given: object) -> dict[str, object]:
+    """Copy the caller's variables, or refuse the first one that is wrong."""
+    where = "chat_template_kwargs"
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{where}: found {type(given).__name__}, expected an object")
+    checked: dict[str, object] = {}
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{where}: found the name {name!r}, expected a text")
+        if name in _OWN_NAMES:
+            raise InvalidRequest(f"{where}.{name}: the call itself gives it, expected another name")
+        place = f"{where}.{_checked_text(name, where)}"
+        try:
+            checked[name] = _each_text(value, lambda text, place=place: _checked_text(text, place))  # type: ignore[misc]
+        except RecursionError:
+            raise InvalidRequest(f"{place}: contains itself, or is nested too deeply") from None
+    return checked
 
 
 def _each_text(value: object, change: Callable[[str], str]) -> Any:
@@ -188,14 +224,17 @@ def _each_text(value: object, change: Callable[[str], str]) -> Any:
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox, with a clock and a measure."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "//", "%"})
 
     def __init__(self, *, max_seconds: float, max_characters: int) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
         self._max_seconds = max_seconds
         self._max_characters = max_characters
         self._deadline = threading.local()
+        # A call of it makes as much text as its argument says, and no clock is looked at on the way.
+        del self.globals["lipsum"]
         self.filters["tojson"] = _to_json
+        self.filters["format"] = self._format
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -214,8 +253,11 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise
         except RecursionError:
             raise InvalidRequest("chat template: calls itself too deeply") from None
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        except jinja2.TemplateError as error:
             raise InvalidRequest(f"chat template: {error}") from error
+        except Exception as error:
+            # Whatever a template runs into is the template's fault.
+            raise InvalidRequest(f"chat template: {type(error).__name__}: {error}") from error
         return "".join(pieces)
 
     def octavo_tick(self) -> str:
@@ -237,12 +279,26 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(self, context: jinja2.runtime.Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the template."""
         self.octavo_tick()
+        method = getattr(function, "__wrapped__", function)
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, str):
+            if name in _PADDINGS:
+                self._check_length(_sum_of_numbers(args))
+            elif name in _FORMATS:
+                values = [*args, *kwargs.values()]
+                self._check_format(owner, values, places=owner.count("{"), extra=_sum_of_numbers(values))
         return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator whose result could be huge."""
         if operator == "**" and (abs(left) > 1 << 32 or abs(right) > 64):
             raise InvalidRequest("chat template: a power too large")
+        if operator == "%" and isinstance(left, str):
+            self._check_percent(left, right)
+        elif operator in ("*", "//", "%") and isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length()
+            if bits > MAX_BITS:
+                raise InvalidRequest(f"chat template: a number of {bits} bits, expected at most {MAX_BITS}")
         if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
             self._check_length(len(left) + len(right))
         if operator == "*":
@@ -250,6 +306,25 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 if hasattr(sequence, "__len__") and isinstance(count, int):
                     self._check_length(len(sequence) * count)
         return super().call_binop(context, operator, left, right)
+
+    def _format(self, value: object, *args: Any, **kwargs: Any) -> str:
+        self._check_percent(str(value), kwargs or args)
+        return jinja2.filters.do_format(str(value), *args, **kwargs)
+
+    def _check_percent(self, form: str, values: object) -> None:
+        """Measure `form % values` before it is made."""
+        if isinstance(values, Mapping):
+            listed = list(values.values())
+        else:
+            listed = list(values) if isinstance(values, tuple) else [values]
+        widths = _sum_of_numbers(listed) if "*" in form else 0
+        self._check_format(form, listed, places=form.count("%"), extra=widths)
+
+    def _check_format(self, form: str, values: list[Any], *, places: int, extra: int) -> None:
+        # int() refuses a very long text; a width of 20 digits is far too large already.
+        written = sum(int("0" + digits.lstrip("0")[:20]) for digits in _WIDTH.findall(form))
+        longest = max((len(value) for value in values if isinstance(value, str)), default=0)
+        self._check_length(len(form) + written + extra + places * longest)
 
     def _generate(
         self, source: jinja2.nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
@@ -274,6 +349,10 @@ class _Bounded(NodeTransformer):
 
 def _own(name: str, arguments: list[jinja2.nodes.Expr]) -> jinja2.nodes.Call:
     return jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute(name), arguments, [], None, None)
+
+
+def _sum_of_numbers(values: Sequence[object]) -> int:
+    return sum(abs(value) for value in values if isinstance(value, int))
 
 
 class _Generation(jinja2.ext.Extension):
