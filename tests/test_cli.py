@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import tiny
 from octavo import LLM, SamplingParams
 from octavo.cli import COMMANDS
 from octavo.cli.generate import InOrder
@@ -94,6 +95,10 @@ def test_version_names_octavo_and_its_version() -> None:
         (["generate", MODEL, "x", "--device", "abacus"], ["--device", "'abacus'", "reference"]),
         (["generate", MODEL, "x", "--temperature", "-1"], ["temperature", "-1"]),
         (["generate", MODEL, "x", "--top-p", "nan"], ["top_p", "nan"]),
+        (["--frobnicate"], ["--frobnicate"]),
+        (["doctor", "--threads", "1", MODEL, "more"], ["more"]),
+        (["generate", MODEL, "--max-tokens", "1", "x", "--frobnicate", "y"], ["--frobnicate"]),
+        (["pull", "nope"], ["'nope'", "smollm2-135m"]),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_2(words: list[str], facts: list[str]) -> None:
@@ -137,6 +142,30 @@ def test_generate_prints_several_texts_in_the_order_of_the_prompts() -> None:
     assert paris < rome
 
 
+@pytest.mark.parametrize(
+    "words", [["--max-tokens", "4", "A", "B"], ["A", "--max-tokens", "4", "B"], ["--max-tokens", "4", "A", "--", "B"]]
+)
+def test_prompts_may_stand_before_and_after_options(successor_folder: Path, words: list[str]) -> None:
+    for order in (["--json", str(successor_folder), *words], [str(successor_folder), "--json", *words]):
+        outcome = octavo("generate", *order)
+        assert outcome.returncode == 0, outcome.stderr
+        assert [output["prompt"] for output in json.loads(outcome.stdout)["outputs"]] == ["A", "B"]
+
+
+def test_what_follows_two_dashes_is_a_prompt_whatever_it_looks_like(successor_folder: Path) -> None:
+    outcome = octavo("generate", str(successor_folder), "A", "--json", "--max-tokens", "1", "--", "--frobnicate", "-5")
+    assert outcome.returncode == 0, outcome.stderr
+    assert [output["prompt"] for output in json.loads(outcome.stdout)["outputs"]] == ["A", "--frobnicate", "-5"]
+
+
+def test_json_for_a_terminal_without_the_characters_has_escapes(successor_folder: Path) -> None:
+    words = ["generate", str(successor_folder), "é", "--json", "--max-tokens", "1"]
+    outcome = octavo(*words, PYTHONIOENCODING="ascii", PYTHONUTF8="1")
+    assert outcome.returncode == 0, outcome.stderr
+    assert json.loads(outcome.stdout)["outputs"][0]["prompt"] == "é"
+    assert "\\u00e9" in outcome.stdout
+
+
 def test_generate_json_has_what_the_documentation_says() -> None:
     options = ["--temperature", "0", "--max-tokens", "4", "--json"]
     outcome = octavo("generate", MODEL, "The capital of France is", *options)
@@ -172,6 +201,15 @@ def test_a_file_that_holds_no_token_ids_is_refused_by_name(tmp_path: Path, conte
     assert_one_line_error(outcome, 2, "ids.json", "expected")
 
 
+@pytest.mark.parametrize(
+    "content", [b"[\xff]", b"[" + b"9" * 5000 + b"]", b"[" * 100_000], ids=["no UTF-8", "long number", "deep"]
+)
+def test_a_file_that_json_cannot_read_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "ids.json"
+    file.write_bytes(content)
+    assert_one_line_error(octavo("generate", MODEL, "--prompt-token-ids", str(file)), 2, "ids.json", "expected")
+
+
 def test_an_engine_option_can_come_from_the_environment() -> None:
     words = ["generate", MODEL, "one two three four five six seven eight nine ten", "--max-tokens", "1"]
     outcome = octavo(*words, OCTAVO_MAX_MODEL_LEN="4")
@@ -190,6 +228,21 @@ def test_doctor_says_what_was_found_and_why() -> None:
     assert outcome.returncode == 0, outcome.stderr
     for fact in ("octavo 0.1.0", "instruction set", "threads", "memory", "GPU", "OCTAVO_HOME"):
         assert fact in outcome.stdout
+
+
+def test_doctor_without_an_output_is_no_error() -> None:
+    outcome = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m octavo doctor >&-"], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+def test_a_home_that_does_not_exist_is_one_line() -> None:
+    for words in (["doctor"], ["pull", MODEL]):
+        outcome = octavo(*words, OCTAVO_HOME="~no-such-user/a")
+        assert outcome.returncode in (1, 2)
+        assert outcome.stderr.count("\n") == 1
+        assert "OCTAVO_HOME" in outcome.stderr
 
 
 def test_doctor_takes_the_number_of_threads_from_the_affinity() -> None:
@@ -215,6 +268,20 @@ def test_bench_latency_writes_medians_with_their_spread(tmp_path: Path) -> None:
     for name in ("ttft_s", "prefill_tok_s", "decode_tok_s", "read_gb_s", "dot_gops"):
         assert 0 < report[f"{name}_min"] <= report[name] <= report[f"{name}_max"]
         assert name.split("_")[0] in outcome.stdout
+
+
+def test_bench_finds_out_before_it_measures_that_its_file_cannot_be_written(tmp_path: Path) -> None:
+    outcome = octavo("bench", "latency", str(tmp_path / "no.gguf"), "--output-json", str(tmp_path / "no" / "file.json"))
+    assert_one_line_error(outcome, 1, "file.json")
+
+
+def test_chat_says_that_the_model_failed_and_ends_when_nobody_is_there(tmp_path: Path) -> None:
+    weights = tiny.successor_weights()
+    weights["lm_head.weight"] = weights["lm_head.weight"] * float("nan")
+    outcome = octavo("chat", str(tiny.write(tmp_path, weights)), stdin="hi\nho\n")
+    assert outcome.returncode == 1
+    assert outcome.stderr == "octavo: error: no token could be drawn: the model gave no finite numbers\n"
+    assert outcome.stdout.count("> ") == 1
 
 
 def test_chat_answers_and_leaves() -> None:

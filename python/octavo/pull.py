@@ -53,12 +53,12 @@ def pull(name: str, *, report: Callable[[str], None] = lambda _: None) -> Pulled
 
 def fetch(model: BundledModel, target: Path, *, report: Callable[[str], None]) -> Pulled:
     """Bring the file of `model` to `target`, unless a file with its size and sha256 is there already."""
-    fault = _fault_of(target, model)
-    if fault is None:
-        return Pulled(path=target, downloaded=False)
-    if target.exists():
-        report(f"{target} is damaged ({fault}); fetching it again")
     try:
+        fault = _fault_of(target, model)
+        if fault is None:
+            return Pulled(path=target, downloaded=False)
+        if target.exists():
+            report(f"{target} is damaged ({fault}); fetching it again")
         target.parent.mkdir(parents=True, exist_ok=True)
         _require_space(target.parent, 2 * model.size)
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as scratch:
@@ -147,4 +147,4 @@ def _reason(stderr: str) -> str:
 def _explained(error: OSError, folder: Path) -> PullError:
     if error.errno == errno.ENOSPC:
         return PullError(f"disk full while writing to {folder} (OCTAVO_HOME chooses the place)")
-    return PullError(f"cannot write to {folder}: {error.strerror or error}")
+    return PullError(f"cannot write to {folder}: {error.strerror or error} (OCTAVO_HOME chooses the place)")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo.cli.options import UsageError
@@ -37,8 +39,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; an error is one line on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     try:
-        arguments = _parser(words).parse_args(words)
+        arguments = _parsed(words)
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
@@ -50,6 +53,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except Exception as error:
         return _told(error)
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a stream that the caller closed: read and write nothing there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """The arguments, with prompts wherever they stand: argparse takes those in front of the first option only."""
+    parser = _parser(words)
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version", "--"):
+        parser.error(f"unrecognized arguments: {words[0]}")
+    arguments, rest = parser.parse_known_args(words)
+    verbatim = words[words.index("--") + 1 :] if "--" in words else []
+    unknown = [word for word in rest if _looks_like_an_option(word) and word not in verbatim]
+    if unknown or (rest and not hasattr(arguments, "prompts")):
+        parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
+    if rest:
+        if "--" in rest:
+            rest.remove("--")
+        arguments.prompts = [*arguments.prompts, *rest]
+    return arguments
+
+
+def _looks_like_an_option(word: str) -> bool:
+    """As argparse sees it: text with a space is none, nor is a negative number or what marks the end of options."""
+    return re.fullmatch(r"-[^ ]+", word) is not None and word != "--" and re.fullmatch(r"-\d*\.?\d+", word) is None
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,16 @@ def run_latency(arguments: argparse.Namespace) -> int:
         raise UsageError(f"argument --repeats: found {arguments.repeats}, expected at least 1")
     from octavo.bench.latency import measure
 
-    with load(arguments) as llm:
+    with ExitStack() as cleanup:
+        # Opened first: minutes of measuring are not lost to a folder that is not there.
+        file = None
+        if arguments.output_json:
+            file = cleanup.enter_context(Path(arguments.output_json).open("w", encoding="utf-8"))
+        llm = cleanup.enter_context(load(arguments))
         latency = measure(llm, repeats=arguments.repeats, report=lambda line: print(line, file=sys.stderr))
-    print("\n".join(_table(latency)))
-    if arguments.output_json:
-        Path(arguments.output_json).write_text(json.dumps(latency.as_dict(), indent=1) + "\n", encoding="utf-8")
+        print("\n".join(_table(latency)))
+        if file is not None:
+            file.write(json.dumps(latency.as_dict(), indent=1) + "\n")
     return 0
 
 

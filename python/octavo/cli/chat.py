@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
                 messages = list(beginning)
             elif question:
                 messages.append({"role": "user", "content": question})
-                _answer(llm, messages, params)
+                answered = _answer(llm, messages, params)
+                if not answered and not sys.stdin.isatty():
+                    return 1
     return 0
 
 
@@ -57,18 +59,28 @@ def _ask() -> str | None:
     return None if line == "/exit" else line
 
 
-def _answer(llm: LLM, messages: list[Message], params: SamplingParams) -> None:
-    """Print the answer as it comes and add it to `messages`; a question that cannot be answered is taken back."""
+def _answer(llm: LLM, messages: list[Message], params: SamplingParams) -> bool:
+    """Print the answer as it comes and add it to `messages`; a question that cannot be answered is taken back.
+
+    False when the model failed.
+    """
     text = ""
+    reason = None
     try:
         for delta in llm.stream_chat(messages, params):
             print(delta.text, end="", flush=True)
             text += delta.text
+            reason = delta.finish_reason
     except InvalidRequest as error:
         messages.pop()
         print(f"octavo: {error} (/new starts over)", file=sys.stderr)
-        return
+        return True
     except KeyboardInterrupt:
         pass
     print()
+    if reason == "error":
+        messages.pop()
+        print("octavo: error: no token could be drawn: the model gave no finite numbers", file=sys.stderr)
+        return False
     messages.append({"role": "assistant", "content": text})
+    return True

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         params = sampling_params(llm, settings)
         if arguments.json:
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            print(json.dumps(_as_object(llm.served_model_name, outputs, load_s), ensure_ascii=False))
+            print(_json_for(sys.stdout, _as_object(llm.served_model_name, outputs, load_s)))
             _raise_failures(output.outputs[0].finish_reason for output in outputs)
         else:
             _print_as_it_comes(llm, prompts, params)
@@ -88,10 +88,11 @@ def _prompts(arguments: argparse.Namespace) -> list[Any]:
 
 
 def _read_token_ids(file: Path) -> list[list[int]]:
-    text = file.read_text(encoding="utf-8")
+    content = file.read_bytes()
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
+        found = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        # Also what is no UTF-8, a number of thousands of digits, and lists in lists without end.
         raise UsageError(f"{file}: found no JSON ({error}), expected a list of token ids") from None
     lists = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
     for ids in lists:
@@ -115,6 +116,16 @@ def _raise_failures(reasons: Iterable[str | None]) -> None:
     failed = [str(number) for number, reason in enumerate(reasons, 1) if reason == "error"]
     if failed:
         raise OctavoError(f"no token could be drawn for prompt {', '.join(failed)}: the model gave no finite numbers")
+
+
+def _json_for(sink: TextIO, found: dict[str, Any]) -> str:
+    """JSON that `sink` can encode: as it reads, or else with escapes."""
+    text = json.dumps(found, ensure_ascii=False)
+    try:
+        text.encode(sink.encoding or "ascii")
+    except UnicodeEncodeError:
+        return json.dumps(found)
+    return text
 
 
 def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `octavo pull`."""
-    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(BUNDLED)}")
+    parser.add_argument("name", metavar="NAME", choices=tuple(BUNDLED), help=f"one of: {', '.join(BUNDLED)}")
     parser.set_defaults(run=run)
 
 
