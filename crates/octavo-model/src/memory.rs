@@ -109,9 +109,10 @@ fn check(config: &ModelConfig, request: &MemoryRequest) -> Result<usize, ModelEr
     if let (Some(bytes), Some(_)) = (request.kv_cache_memory_bytes, request.num_kv_blocks) {
         return Err(refused("kv_cache_memory_bytes", bytes, "nothing, since num_kv_blocks is given"));
     }
-    let max_model_len = request.max_model_len.unwrap_or(config.context_length);
-    if max_model_len == 0 || max_model_len > config.context_length {
-        let expected = format!("from 1 to the model's context length, {}", config.context_length);
+    // A prompt and an answer have at least one token each.
+    let (max_model_len, least) = request.max_model_len.map_or((config.context_length, 1), |given| (given, 2));
+    if max_model_len < least || max_model_len > config.context_length {
+        let expected = format!("from {least} to the model's context length, {}", config.context_length);
         return Err(refused("max_model_len", max_model_len, expected));
     }
     Ok(max_model_len)

@@ -110,6 +110,7 @@ fn absurd_options_are_refused_and_do_not_overflow() {
 fn options_that_contradict_the_model_or_each_other_are_refused() {
     assert_refused(MemoryRequest { max_model_len: Some(129), ..REQUEST }, &["max_model_len", "129", "128"]);
     assert_refused(MemoryRequest { max_model_len: Some(0), ..REQUEST }, &["max_model_len"]);
+    assert_refused(MemoryRequest { max_model_len: Some(1), ..REQUEST }, &["max_model_len", "from 2 to"]);
     assert_refused(MemoryRequest { block_size: 0, ..REQUEST }, &["block_size", "at least 1"]);
     assert_refused(MemoryRequest { max_num_seqs: 0, ..REQUEST }, &["max_num_seqs"]);
     assert_refused(MemoryRequest { max_num_batched_tokens: 0, ..REQUEST }, &["max_num_batched_tokens"]);
