@@ -60,7 +60,7 @@ impl TokenizerClass {
         let ids = ids.into_iter().enumerate().map(|(position, id)| self.checked(position, id));
         let ids = ids.collect::<PyResult<Vec<u32>>>()?;
         let control = if skip_special_tokens { ControlTokensIn::Skipped } else { ControlTokensIn::Kept };
-        Ok(py.detach(|| self.inner.decode(&ids, control)))
+        Ok(py.detach(|| self.inner.try_decode(&ids, control))?)
     }
 
     /// A token as the vocabulary spells it.

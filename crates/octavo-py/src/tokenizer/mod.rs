@@ -9,6 +9,7 @@
 mod control;
 mod error;
 mod gguf;
+mod guard;
 mod pieces;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ use tokenizers::{Encoding, PreTokenizerWrapper, Token, pre_tokenizers::metaspace
 pub use error::TokenizerError;
 
 use control::ControlTokens;
+use guard::{guarded, unpanicked};
 use pieces::Pieces;
 
 /// How the spelling of a control token is read.
@@ -47,6 +49,13 @@ pub enum ControlTokensIn {
     Skipped,
 }
 
+/// Ids may have gaps, but tables go up to the largest: it must stay below this, or below a few times their number.
+const MOST_IDS: usize = 1 << 20;
+const IDS_FOR_EACH_TOKEN: usize = 4;
+
+/// Of each kind of character, so that a fault in the file shows when it is loaded.
+const TRIAL: &str = "Trial 1, \u{e9}\u{65e5}\u{1f600}\n";
+
 /// A tokenizer; every method may be called from several threads at once.
 pub struct Tokenizer {
     /// Control tokens are ordinary text to it.
@@ -68,9 +77,10 @@ impl Tokenizer {
     /// A file that cannot be read, or that is no tokenizer.
     pub fn from_file(path: &Path) -> Result<Tokenizer, TokenizerError> {
         let bytes = std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
-        let encoder = tokenizers::Tokenizer::from_bytes(&bytes)
-            .map_err(|reason| TokenizerError::Format { path: path.to_owned(), reason: reason.to_string() })?;
-        Tokenizer::new(encoder)
+        guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).and_then(Tokenizer::new).map_err(|error| match error {
+            TokenizerError::Rules(reason) => TokenizerError::Format { path: path.to_owned(), reason },
+            other => other,
+        })
     }
 
     fn new(mut encoder: tokenizers::Tokenizer) -> Result<Tokenizer, TokenizerError> {
@@ -78,14 +88,29 @@ impl Tokenizer {
         encoder.with_truncation(None).map_err(TokenizerError::library)?;
         encoder.with_padding(None);
         encoder.set_encode_special_tokens(true);
-        Ok(Tokenizer {
+        check_ids(&encoder)?;
+        let tokenizer = Tokenizer {
             continuation: continuation(&encoder),
             control: ControlTokens::of(&encoder)?,
             pieces: Pieces::of(&encoder),
             encoder,
             leading: Vec::new(),
             trailing: Vec::new(),
-        })
+        };
+        tokenizer.try_out()?;
+        Ok(tokenizer)
+    }
+
+    /// Does once what requests will do. A vocabulary need not have the trial's characters, so encoding may refuse them.
+    fn try_out(&self) -> Result<(), TokenizerError> {
+        let mut ids = Vec::new();
+        for encoder in [Some(&self.encoder), self.continuation.as_ref()].into_iter().flatten() {
+            if let Ok(encoding) = unpanicked(|| encoder.encode_fast(TRIAL, false))? {
+                ids = encoding.get_ids().to_vec();
+            }
+        }
+        ids = self.add_edges(ids.into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect())?;
+        unpanicked(|| self.encoder.decode(&ids, false)).map(|_| ())
     }
 
     /// The ids of `text`.
@@ -120,20 +145,27 @@ impl Tokenizer {
         Ok(tokens.into_iter().map(|token| token.id).collect())
     }
 
-    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD; an id without a token gives nothing.
+    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD; an id without a token gives nothing, and so does
+    /// whatever [`Tokenizer::try_decode`] cannot read.
     pub fn decode(&self, ids: &[u32], control: ControlTokensIn) -> String {
+        self.try_decode(ids, control).unwrap_or_default()
+    }
+
+    /// As [`Tokenizer::decode`].
+    ///
+    /// # Errors
+    /// Rules that fail on these tokens; a vocabulary with bytes of its own has none.
+    pub fn try_decode(&self, ids: &[u32], control: ControlTokensIn) -> Result<String, TokenizerError> {
         match &self.pieces {
             Pieces::Bytes(table) => {
                 let mut bytes = Vec::new();
                 for &id in ids.iter().filter(|&&id| control == ControlTokensIn::Kept || !self.is_control(id)) {
                     bytes.extend_from_slice(table.bytes(id));
                 }
-                String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+                let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                Ok(String::from_utf8(bytes).unwrap_or_else(|error| lossy(error.as_bytes())))
             }
-            Pieces::Rules => {
-                // The rules can only fail on texts that they themselves cannot produce.
-                self.encoder.decode(ids, control == ControlTokensIn::Skipped).unwrap_or_default()
-            }
+            Pieces::Rules => guarded(|| self.encoder.decode(ids, control == ControlTokensIn::Skipped)),
         }
     }
 
@@ -205,14 +237,13 @@ impl Tokenizer {
             Some(continuation) if start > 0 => continuation,
             _ => &self.encoder,
         };
-        let encoding = encoder.encode_fast(segment, false).map_err(TokenizerError::library)?;
+        let encoding = guarded(|| encoder.encode_fast(segment, false))?;
         tokens.extend(encoding.get_ids().iter().map(|&id| Token::new(id, String::new(), (0, 0))));
         Ok(())
     }
 
     fn add_edges(&self, tokens: Vec<Token>) -> Result<Vec<u32>, TokenizerError> {
-        let encoding =
-            self.encoder.post_process(Encoding::from_tokens(tokens, 0), None, true).map_err(TokenizerError::library)?;
+        let encoding = guarded(|| self.encoder.post_process(Encoding::from_tokens(tokens, 0), None, true))?;
         Ok([&self.leading, encoding.get_ids(), &self.trailing].concat())
     }
 }
@@ -228,4 +259,15 @@ fn continuation(encoder: &tokenizers::Tokenizer) -> Option<tokenizers::Tokenizer
     let mut copy = encoder.clone();
     copy.with_pre_tokenizer(Some(inside));
     Some(copy)
+}
+
+fn check_ids(encoder: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
+    let vocabulary = encoder.get_vocab(true);
+    let bound = vocabulary.len().saturating_mul(IDS_FOR_EACH_TOKEN).max(MOST_IDS);
+    match vocabulary.iter().max_by_key(|(_, id)| **id) {
+        Some((token, &id)) if id as usize >= bound => {
+            Err(TokenizerError::Rules(format!("token {token:?}: found id {id}, expected an id below {bound}")))
+        }
+        _ => Ok(()),
+    }
 }
