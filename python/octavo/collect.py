@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from octavo.outputs import (
@@ -15,8 +17,21 @@ from octavo.outputs import (
 )
 
 if TYPE_CHECKING:
-    from octavo._octavo import Delta
+    from collections.abc import Mapping
+
+    from octavo._octavo import Delta, Inbox
     from octavo.prompts import TokenizedPrompt
+
+# How long a wait may keep Python from seeing a signal.
+_WAIT_SECONDS = 0.05
+
+
+def deltas(inbox: Inbox, unfinished: int) -> Iterator[Delta]:
+    """What arrives until every request has ended. The short waits let Python see signals."""
+    while unfinished:
+        for delta in inbox.recv(_WAIT_SECONDS):
+            unfinished -= delta.finish_reason is not None
+            yield delta
 
 
 class Collector:
@@ -68,7 +83,43 @@ class Collector:
         )
 
 
-def stream_output(delta: Delta, index: int) -> StreamOutput:
+class OutputStream(Iterator[StreamOutput]):
+    """What each step adds to some requests, as it comes. Closing it, or dropping it, ends them.
+
+    A generator would not do: one that is closed before its first step runs nothing of itself. When this is dropped, the
+    inbox is, and that ends its requests.
+    """
+
+    def __init__(self, inbox: Inbox, places: Mapping[int, int]) -> None:
+        """`places` has the prompt's index for each request of `inbox`."""
+        self._inbox = inbox
+        self._places = places
+        self._arrived: deque[Delta] = deque()
+        self._unfinished = len(places)
+
+    def __next__(self) -> StreamOutput:
+        """Wait for the next output; anything that goes wrong, a signal too, ends the requests."""
+        try:
+            while not self._arrived and self._unfinished:
+                arrived = self._inbox.recv(_WAIT_SECONDS)
+                self._unfinished -= sum(delta.finish_reason is not None for delta in arrived)
+                self._arrived.extend(arrived)
+        except BaseException:
+            self.close()
+            raise
+        if not self._arrived:
+            raise StopIteration
+        delta = self._arrived.popleft()
+        return _stream_output(delta, self._places[delta.request])
+
+    def close(self) -> None:
+        """End the requests; nothing more comes. May be called again."""
+        self._unfinished = 0
+        self._arrived.clear()
+        self._inbox.abort()
+
+
+def _stream_output(delta: Delta, index: int) -> StreamOutput:
     """One delta for whoever reads a stream."""
     return StreamOutput(
         index=index,

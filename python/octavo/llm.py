@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from octavo.chat_template import ChatTemplate, Conversation, checked_messages, iter_conversations
-from octavo.collect import Collector, stream_output
+from octavo.collect import Collector, OutputStream, deltas
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.lower import lowered, params_of_each
 from octavo.models import resolve
-from octavo.options import checked_engine_options, refuse_others
-from octavo.outputs import EngineMetrics, RequestOutput, StreamOutput
-from octavo.prompts import Prompts, TokenizedPrompt, TokensPrompt, tokenized_prompts
+from octavo.options import check_choice, checked_engine_options, refuse_others, template_source, tokenizer_file
+from octavo.outputs import EngineMetrics, RequestOutput
+from octavo.prompts import Prompts, TokenizedPrompt, TokensPrompt, checked_token_ids, tokenized_prompts
 from octavo.sampling_params import SamplingParams
+from octavo.shown import shown
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 Device: TypeAlias = Literal["auto", "cpu", "reference"]
 Messages: TypeAlias = Conversation | Sequence[Conversation]
-
-# How long a wait may keep Python from seeing a signal.
-_WAIT_SECONDS = 0.05
 
 
 class LLM:
@@ -66,6 +64,9 @@ class LLM:
         template's text, or the file that holds it.
         """
         self._closed = True
+        self._process = os.getpid()
+        # A signal that interrupts `close` may call it again.
+        self._closing = threading.RLock()
         refuse_others(other_options)
         options = checked_engine_options(
             threads=threads,
@@ -77,16 +78,16 @@ class LLM:
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_kv_blocks=num_kv_blocks,
         )
-        if dtype != "auto":
-            raise InvalidRequest(f"dtype: found {dtype!r}, expected 'auto': no other is available yet in this version")
-        if generation_config not in ("auto", "octavo"):
-            raise InvalidRequest(f"generation_config: found {generation_config!r}, expected 'auto' or 'octavo'")
-        own_template = None if chat_template is None else ChatTemplate(_template_source(chat_template))
+        check_choice("dtype", dtype, "auto")
+        check_choice("device", device, "auto", "cpu", "reference")
+        check_choice("generation_config", generation_config, "auto", "octavo")
+        if served_model_name is not None and not isinstance(served_model_name, str):
+            raise InvalidRequest(f"served_model_name: found {shown(served_model_name)}, expected a text")
+        own_template = None if chat_template is None else ChatTemplate(template_source(chat_template))
         path = resolve(model)
         from octavo._octavo import Core
 
-        self._core: Core = Core(path, device=device, tokenizer=_tokenizer_file(tokenizer), options=options)
-        self._process = os.getpid()
+        self._core: Core = Core(path, device=device, tokenizer=tokenizer_file(tokenizer), options=options)
         self._closed = False
         self._chat_template = own_template
         self._tokenizer = self._core.tokenizer
@@ -131,7 +132,7 @@ class LLM:
 
     def stream(
         self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[StreamOutput]:
+    ) -> OutputStream:
         """Continue each prompt and give out what each step adds, as it comes.
 
         Wrong input is refused by the call itself. Closing the iterator, or dropping it, ends the requests.
@@ -146,7 +147,7 @@ class LLM:
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
-    ) -> Iterator[StreamOutput]:
+    ) -> OutputStream:
         """Answer as `chat` does, and give out what each step adds, as it comes."""
         prompts = self._rendered(messages, add_generation_prompt, chat_template, chat_template_kwargs)
         return self._stream(prompts, sampling_params)
@@ -180,10 +181,8 @@ class LLM:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
-        tokenizer = self.get_tokenizer()
-        # An empty list is a text as good as any, though no prompt.
-        ids = self._tokenized([token_ids])[0].token_ids if len(token_ids) else []
-        return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        ids = checked_token_ids(token_ids, where="token_ids", vocab_size=self._core.vocab_size)
+        return self.get_tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer itself; may be used from several threads at once."""
@@ -219,10 +218,16 @@ class LLM:
         return EngineMetrics.of(self._core.stats())
 
     def close(self) -> None:
-        """End the engine and give its memory back; calls that still run get `EngineDeadError`. May be called again."""
-        if not self._closed and self._process == os.getpid():
-            self._closed = True
-            self._core.close()
+        """End the engine and give its memory back; calls that still run get `EngineDeadError`. May be called again.
+
+        Whoever calls it gets it done: a second thread waits for the first.
+        """
+        if self._process != os.getpid():
+            return
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._core.close()
 
     def __enter__(self) -> LLM:
         """Close at the end of the block."""
@@ -324,7 +329,7 @@ class LLM:
                 for prompt, (request, seed) in zip(prompts, accepted, strict=True)
             }
             progress = cleanup.enter_context(_Progress(len(prompts))) if use_tqdm else None
-            for delta in _deltas(inbox, len(collectors)):
+            for delta in deltas(inbox, len(collectors)):
                 collectors[delta.request].add(delta)
                 if progress is not None:
                     progress.add(delta)
@@ -334,23 +339,14 @@ class LLM:
         self,
         prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> Iterator[StreamOutput]:
+    ) -> OutputStream:
         params = params_of_each(sampling_params, default=self._defaults, count=len(prompts))
         self._check_usable()
         inbox = self._core.inbox()
         accepted = self._core.submit(
             inbox, [prompt.token_ids for prompt in prompts], lowered(params, vocab_size=self._core.vocab_size)
         )
-        places = {request: index for index, (request, _) in enumerate(accepted)}
-
-        def outputs() -> Iterator[StreamOutput]:
-            try:
-                for delta in _deltas(inbox, len(places)):
-                    yield stream_output(delta, places[delta.request])
-            finally:
-                inbox.abort()
-
-        return outputs()
+        return OutputStream(inbox, {request: index for index, (request, _) in enumerate(accepted)})
 
     def _open_inbox(self, cleanup: ExitStack) -> Inbox:
         """An inbox whose requests end with the call, however that ends."""
@@ -358,14 +354,6 @@ class LLM:
         inbox = self._core.inbox()
         cleanup.callback(inbox.abort)
         return inbox
-
-
-def _deltas(inbox: Inbox, unfinished: int) -> Iterator[Delta]:
-    """What arrives until every request has ended. The short waits let Python see signals."""
-    while unfinished:
-        for delta in inbox.recv(_WAIT_SECONDS):
-            unfinished -= delta.finish_reason is not None
-            yield delta
 
 
 class _Progress:
@@ -390,18 +378,3 @@ class _Progress:
             rate = self._tokens / max(time.monotonic() - self._started, 1e-9)
             self._bar.set_postfix_str(f"output: {rate:.1f} tok/s", refresh=False)
             self._bar.update()
-
-
-def _template_source(chat_template: str | os.PathLike[str]) -> str:
-    """A template, or the content of the file that holds it: a path has no `{`."""
-    if isinstance(chat_template, str) and "{" in chat_template:
-        return chat_template
-    return Path(chat_template).expanduser().read_text(encoding="utf-8")
-
-
-def _tokenizer_file(tokenizer: str | os.PathLike[str] | None) -> Path | None:
-    """A `tokenizer.json`, or the one in a folder."""
-    if tokenizer is None:
-        return None
-    path = resolve(tokenizer)
-    return path / "tokenizer.json" if path.is_dir() else path

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
+from octavo.shown import shown
 
 if TYPE_CHECKING:
     from octavo._octavo import RequestParams
@@ -25,7 +26,9 @@ def params_of_each(
         return [sampling_params] * count
     each = list(sampling_params) if isinstance(sampling_params, Sequence) else None
     if each is None or not all(isinstance(params, SamplingParams) for params in each):
-        raise InvalidRequest(f"sampling_params: found {sampling_params!r}, expected a SamplingParams or a list of them")
+        raise InvalidRequest(
+            f"sampling_params: found {shown(sampling_params)}, expected a SamplingParams or a list of them"
+        )
     if len(each) != count:
         raise InvalidRequest(
             f"sampling_params: found {len(each)}, expected one for all or one for each of {count} prompts"

@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.errors import InvalidRequest
+from octavo.shown import shown
+
 
 @dataclass(frozen=True, kw_only=True)
 class BundledModel:
@@ -44,7 +47,7 @@ BUNDLED: dict[str, BundledModel] = {
 def octavo_home() -> Path:
     """The folder of octavo's own files: `OCTAVO_HOME`, or `~/.cache/octavo`."""
     configured = os.environ.get("OCTAVO_HOME")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "octavo"
+    return expanded(configured or "~/.cache/octavo", what="OCTAVO_HOME")
 
 
 def bundled_path(name: str) -> Path:
@@ -52,15 +55,34 @@ def bundled_path(name: str) -> Path:
     return octavo_home() / "models" / name / BUNDLED[name].file_name
 
 
-def resolve(model: str | os.PathLike[str]) -> Path:
+def expanded(path: str, *, what: str) -> Path:
+    """`path` with the home folder for a leading `~` or `~user`; `what` names it where there is no such folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidRequest(
+            f"{what}: found {shown(path)}, expected a path: there is no home folder for its first part"
+        ) from None
+
+
+def checked_path(path: str | os.PathLike[str], *, what: str, expected: str) -> str:
+    """The path as a text that is not empty; `what` names it in the refusal."""
+    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    # The empty name is no path of the current folder, though `Path` reads it so.
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{what}: found {shown(path)}, expected {expected}")
+    return name
+
+
+def resolve(model: str | os.PathLike[str], *, what: str = "model") -> Path:
     """The file or folder that `model` names: a path, a bundled name, or a hub id in the local Hugging Face cache.
 
-    Raises `FileNotFoundError` with everything that was looked at. Nothing is downloaded.
+    Raises `FileNotFoundError` with everything that was looked at. Nothing is downloaded. `what` names the option.
     """
-    path = Path(model).expanduser()
+    name = checked_path(model, what=what, expected="a path or a model's name")
+    path = expanded(name, what=what)
     if path.exists():
         return _only_gguf(path)
-    name = os.fspath(model)
     if name in BUNDLED:
         bundled = bundled_path(name)
         if bundled.is_file():
@@ -82,9 +104,8 @@ def hub_cache() -> Path:
     """Where the Hugging Face hub's own tools keep what they fetch."""
     configured = os.environ.get("HF_HUB_CACHE")
     if configured:
-        return Path(configured).expanduser()
-    home = os.environ.get("HF_HOME")
-    return (Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface") / "hub"
+        return expanded(configured, what="HF_HUB_CACHE")
+    return expanded(os.environ.get("HF_HOME") or "~/.cache/huggingface", what="HF_HOME") / "hub"
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -6,34 +6,63 @@ import operator
 from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest
+from octavo.models import checked_path, expanded, resolve
+from octavo.shown import shown
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
+    from pathlib import Path
 
     from octavo._octavo import EngineOptions
 
-# Options that are known and have no effect yet.
-_LATER = frozenset(
-    {
-        "quantization",
-        "kv_cache_dtype",
-        "enable_prefix_caching",
-        "scheduling_policy",
-        "speculative_config",
-        "scheduler",
-    }
-)
+# Options that are known and have no effect yet, with what says just that. There is no prefix cache to switch off.
+_LATER: dict[str, tuple[str | bool | None, ...]] = {
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "enable_prefix_caching": (False, None),
+    "scheduling_policy": ("fcfs",),
+    "speculative_config": (None,),
+    "scheduler": ("continuous",),
+}
 _MAX_SEED = 2**64 - 1
 _MAX_SIZE = 2**63 - 1
 _MAX_COUNT = 2**31 - 1
 
 
 def refuse_others(options: Mapping[str, object]) -> None:
-    """Refuse whatever is left when the known options are taken."""
-    for name in options:
-        if name in _LATER:
-            raise InvalidRequest(f"{name} is not available yet in this version")
-        raise TypeError(f"LLM has no option {name!r}")
+    """Refuse whatever is left when the known options are taken, save what asks for nothing."""
+    for name, value in options.items():
+        if name not in _LATER:
+            raise TypeError(f"LLM has no option {name!r}")
+        taken = _LATER[name]
+        if value not in taken if isinstance(value, str) else all(value is not known for known in taken):
+            raise InvalidRequest(
+                f"{name} is not available yet in this version: found {shown(value)}, expected {taken[0]!r}"
+            )
+
+
+def check_choice(name: str, value: object, *choices: str) -> None:
+    """Refuse what is none of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        expected = " or ".join(map(repr, choices))
+        raise InvalidRequest(f"{name}: found {shown(value)}, expected {expected}: this version has no other")
+
+
+def template_source(chat_template: str | os.PathLike[str]) -> str:
+    """A template, or the content of the file that holds it: a path has no `{`."""
+    if isinstance(chat_template, str) and "{" in chat_template:
+        return chat_template
+    path = checked_path(chat_template, what="chat_template", expected="a template or the file that holds one")
+    return expanded(path, what="chat_template").read_text(encoding="utf-8")
+
+
+def tokenizer_file(tokenizer: str | os.PathLike[str] | None) -> Path | None:
+    """A `tokenizer.json`, or the one in a folder."""
+    if tokenizer is None:
+        return None
+    path = resolve(tokenizer, what="tokenizer")
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 def checked_engine_options(
@@ -54,7 +83,7 @@ def checked_engine_options(
         "threads": _optional("threads", threads, 1024),
         "seed": _integer("seed", seed, 0, _MAX_SEED),
         "block_size": _integer("block_size", block_size, 1, _MAX_COUNT),
-        "max_model_len": _optional("max_model_len", max_model_len, _MAX_COUNT),
+        "max_model_len": _optional("max_model_len", max_model_len, _MAX_COUNT, least=2),
         "max_num_seqs": _integer("max_num_seqs", max_num_seqs, 1, _MAX_COUNT),
         "max_num_batched_tokens": _integer("max_num_batched_tokens", max_num_batched_tokens, 1, _MAX_COUNT),
         "kv_cache_memory_bytes": _optional("kv_cache_memory_bytes", kv_cache_memory_bytes, _MAX_SIZE),
@@ -62,8 +91,8 @@ def checked_engine_options(
     }
 
 
-def _optional(name: str, value: object, most: int) -> int | None:
-    return None if value is None else _integer(name, value, 1, most)
+def _optional(name: str, value: object, most: int, *, least: int = 1) -> int | None:
+    return None if value is None else _integer(name, value, least, most)
 
 
 def _integer(name: str, value: object, least: int, most: int) -> int:
@@ -74,5 +103,5 @@ def _integer(name: str, value: object, least: int, most: int) -> int:
         except TypeError:
             number = None
     if number is None or not least <= number <= most:
-        raise InvalidRequest(f"{name}: found {value!r}, expected an integer from {least} to {most}")
+        raise InvalidRequest(f"{name}: found {shown(value)}, expected an integer from {least} to {most}")
     return number

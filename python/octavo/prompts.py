@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from octavo.errors import InvalidRequest
+from octavo.shown import shown
 
 if TYPE_CHECKING:
     from octavo._octavo import Tokenizer
@@ -83,7 +84,7 @@ class _Reader:
     def _from_mapping(self, prompt: Mapping[object, object], index: int) -> TokenizedPrompt:
         for name in prompt:
             if name not in ("prompt", "prompt_token_ids"):
-                raise InvalidRequest(f"prompt {index}: {name!r} is not known, expected prompt or prompt_token_ids")
+                raise InvalidRequest(f"prompt {index}: {shown(name)} is not known, expected prompt or prompt_token_ids")
         text = prompt.get("prompt")
         if text is not None and not isinstance(text, str):
             raise InvalidRequest(f"prompt {index}: prompt: found {type(text).__name__}, expected a text")
@@ -103,19 +104,24 @@ class _Reader:
         return self._checked(ids, index)
 
     def _checked(self, ids: object, index: int) -> list[int]:
-        if not _is_list(ids):
-            raise InvalidRequest(f"prompt {index}: found {type(ids).__name__}, expected a list of token ids")
-        assert isinstance(ids, Sequence)
-        checked = []
-        for position, token in enumerate(ids):
-            number = _as_integer(token)
-            if number is None or not 0 <= number < self._vocab_size:
-                raise InvalidRequest(
-                    f"prompt {index}: token id {token!r} at position {position}, "
-                    f"expected an integer from 0 to {self._vocab_size - 1}"
-                )
-            checked.append(number)
-        return checked
+        return checked_token_ids(ids, where=f"prompt {index}", vocab_size=self._vocab_size)
+
+
+def checked_token_ids(ids: object, *, where: str, vocab_size: int) -> list[int]:
+    """Plain integers below `vocab_size`, or refused with the position of the first that is none."""
+    if not _is_list(ids):
+        raise InvalidRequest(f"{where}: found {type(ids).__name__}, expected a list of token ids")
+    assert isinstance(ids, Sequence)
+    checked = []
+    for position, token in enumerate(ids):
+        number = _as_integer(token)
+        if number is None or not 0 <= number < vocab_size:
+            raise InvalidRequest(
+                f"{where}: token id {shown(token)} at position {position}, "
+                f"expected an integer from 0 to {vocab_size - 1}"
+            )
+        checked.append(number)
+    return checked
 
 
 def _as_integer(value: object) -> int | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 
 from octavo.errors import InvalidRequest
+from octavo.shown import shown
 
 _MAX_SEED = 2**64 - 1
 _MAX_TOKEN = 2**32 - 1
@@ -126,15 +128,30 @@ class SamplingParams:
         for field in fields(self):
             if field.name in _LATER and field.default is not MISSING:
                 value = getattr(self, field.name)
-                # True == 1 and 0.0 == False, but neither is what the caller meant.
-                if value is not field.default and (isinstance(value, bool) or value != field.default):
+                if not (_same(value, field.default) or _names_nothing(field.name, value)):
                     raise InvalidRequest(
-                        f"{field.name} is not available yet: found {value!r}, expected {field.default!r}"
+                        f"{field.name} is not available yet: found {shown(value)}, expected {field.default!r}"
                     )
+                self._set(field.name, field.default)
+
+
+def _same(value: object, default: object) -> bool:
+    """True == 1 and 0.0 == False, but neither is what a caller means. Only numbers are compared: arrays answer many."""
+    if value is default:
+        return True
+    if isinstance(value, bool) or isinstance(default, bool) or not isinstance(default, (int, float)):
+        return False
+    return isinstance(value, (int, float, numbers.Real)) and value == default
+
+
+def _names_nothing(name: str, value: object) -> bool:
+    """An empty list of stops means none, as do no banned words and no biases."""
+    kinds = {"stop": (list, tuple), "bad_words": (list, tuple), "logit_bias": (Mapping,)}
+    return isinstance(value, kinds.get(name, ())) and not value
 
 
 def _wrong(name: str, found: object, expected: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: found {found!r}, expected {expected}")
+    return InvalidRequest(f"{name}: found {shown(found)}, expected {expected}")
 
 
 def _number(name: str, value: object, expected: str, least: float, most: float) -> float:
