@@ -70,6 +70,8 @@ def test_all_forms_of_a_prompt_mean_the_same(successor: LLM) -> None:
         ([[1, 1.5]], r"prompt 0: token id 1\.5 at position 1"),
         ([[1, True]], "prompt 0: token id True at position 1"),
         ([[2**70]], "prompt 0: token id 1180591620717411303424 at position 0"),
+        ([10**5000], "prompt 0: token id an integer of 16610 bits at position 0, expected an integer from 0 to 511"),
+        ([1, [10**5000]], "prompt 0: token id a value of type list at position 1"),
         ([1, "a"], "prompt 0: token id 'a' at position 1"),
         (["a", 1], "prompt 1: found int"),
         (5, "prompts: found int"),
@@ -312,6 +314,26 @@ def test_a_closed_engine_says_so_and_closes_again(successor_folder: Path) -> Non
             use()
 
 
+def test_a_second_thread_that_closes_waits_for_the_first(tiny_folder: Path) -> None:
+    """The engine ends after its current step, which is a long one here."""
+    llm = LLM(tiny_folder, device="reference", max_model_len=1024, max_num_batched_tokens=4096)
+    stream = llm.stream([[1] * 1000] * 4, SamplingParams(max_tokens=None, ignore_eos=True))
+    ended: list[float] = []
+
+    def close() -> None:
+        llm.close()
+        ended.append(time.monotonic())
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert abs(ended[0] - ended[1]) < 0.1
+    with pytest.raises(EngineDeadError, match="closed"):
+        list(stream)
+
+
 def test_closing_ends_a_call_in_another_thread(tiny_folder: Path) -> None:
     llm = LLM(tiny_folder, device="reference", max_model_len=1024)
     params = SamplingParams(max_tokens=None, ignore_eos=True)
@@ -370,21 +392,48 @@ def test_nothing_grows_over_many_requests(successor: LLM) -> None:
         ({"max_num_batched_tokens": True}, "max_num_batched_tokens: found True"),
         ({"num_kv_blocks": 1.5}, r"num_kv_blocks: found 1\.5"),
         ({"seed": -1}, "seed: found -1"),
-        ({"max_model_len": 1025}, "max_model_len: found 1025, expected from 1 to the model's context length, 1024"),
+        ({"max_model_len": 1025}, "max_model_len: found 1025, expected from 2 to the model's context length, 1024"),
+        ({"max_model_len": 1}, "max_model_len: found 1, expected an integer from 2 to"),
+        ({"threads": 10**5000}, "threads: found an integer of 16610 bits, expected an integer from 1 to 1024"),
         ({"kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes: found 100, expected at least"),
         ({"kv_cache_memory_bytes": 10**6, "num_kv_blocks": 4}, "kv_cache_memory_bytes and num_kv_blocks: found both"),
         ({"dtype": "float16"}, "dtype: found 'float16', expected 'auto'"),
-        ({"device": "cuda"}, 'device: found "cuda", expected'),
+        ({"device": "cuda"}, "device: found 'cuda', expected 'auto' or 'cpu' or 'reference'"),
+        ({"device": None}, "device: found None, expected"),
+        ({"served_model_name": 5}, "served_model_name: found 5, expected a text"),
         ({"generation_config": "x"}, "generation_config: found 'x'"),
-        ({"quantization": "awq"}, "quantization is not available yet"),
-        ({"speculative_config": None}, "speculative_config is not available yet"),
-        ({"enable_prefix_caching": True}, "enable_prefix_caching is not available yet"),
+        ({"quantization": "awq"}, "quantization is not available yet in this version: found 'awq', expected None"),
+        ({"speculative_config": {"method": "ngram"}}, "speculative_config is not available yet .* found {'method"),
+        ({"scheduling_policy": "fair"}, "scheduling_policy is not available yet .* found 'fair', expected 'fcfs'"),
+        ({"kv_cache_dtype": np.zeros(2)}, "kv_cache_dtype is not available yet .* found array"),
+        ({"scheduler": "static"}, "scheduler is not available yet .* expected 'continuous'"),
+        ({"enable_prefix_caching": True}, "enable_prefix_caching is not available yet .* found True, expected False"),
+        ({"enable_prefix_caching": 0}, "enable_prefix_caching is not available yet .* found 0, expected False"),
         ({"chat_template": "{% for %}"}, "chat template, line 1"),
+        ({"chat_template": ""}, "chat_template: found '', expected a template or the file"),
+        ({"chat_template": 5}, "chat_template: found 5, expected a template or the file"),
+        ({"chat_template": "~no-such-user/a"}, "chat_template: found '~no-such-user/a', expected a path"),
+        ({"tokenizer": 5}, "tokenizer: found 5, expected a path or a model's name"),
+        ({"tokenizer": ""}, "tokenizer: found '', expected a path or a model's name"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(tiny_folder: Path, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{reason}"):
         LLM(tiny_folder, **{"device": "reference", **options})
+
+
+def test_options_of_later_versions_are_taken_where_they_ask_for_nothing(successor_folder: Path) -> None:
+    options: dict[str, Any] = {
+        "quantization": None,
+        "speculative_config": None,
+        "scheduling_policy": "fcfs",
+        "kv_cache_dtype": "auto",
+        "scheduler": "continuous",
+    }
+    for prefix_caching in (None, False):
+        options["enable_prefix_caching"] = prefix_caching
+        with LLM(successor_folder, device="reference", max_model_len=64, **options) as llm:
+            assert_alive(llm)
 
 
 def test_an_unknown_option_is_refused_by_name(tiny_folder: Path) -> None:

@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from octavo import LLM
-from octavo.models import bundled_path, resolve
+from octavo import LLM, InvalidRequest
+from octavo.models import bundled_path, hub_cache, octavo_home, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +73,20 @@ def test_a_folder_with_a_single_gguf_file_stands_for_it(tmp_path: Path) -> None:
     assert resolve(folder) == folder / "m.gguf"
     (folder / "config.json").touch()
     assert resolve(folder) == folder
+
+
+@pytest.mark.parametrize("name", ["", 123, None, b"m.gguf", ["m.gguf"]])
+def test_what_is_no_name_is_refused_and_does_not_mean_the_current_folder(tmp_path: Path, name: Any) -> None:
+    (tmp_path / "m.gguf").touch()
+    found = re.escape(repr(name))
+    with pytest.raises(InvalidRequest, match=f"^model: found {found}, expected a path or a model's name"):
+        LLM(name)
+
+
+def test_the_home_folder_of_nobody_is_refused_with_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match=r"^model: found '~no-such-user/a', expected a path"):
+        LLM("~no-such-user/a")
+    for variable, folder in [("OCTAVO_HOME", octavo_home), ("HF_HOME", hub_cache), ("HF_HUB_CACHE", hub_cache)]:
+        monkeypatch.setenv(variable, "~no-such-user/a")
+        with pytest.raises(InvalidRequest, match=f"^{variable}: found '~no-such-user/a', expected a path"):
+            folder()

@@ -72,6 +72,9 @@ def test_values_at_the_edge_are_taken(field: str, value: Any) -> None:
         ("bad_words", ["x"]),
         ("allowed_token_ids", [1]),
         ("logit_bias", {1: 5.0}),
+        ("logit_bias", np.array([1, 2])),
+        ("n", np.array([1, 1])),
+        ("speculative", 1),
         ("min_tokens", 1),
         ("prompt_logprobs", 0),
         ("include_stop_str_in_output", True),
@@ -89,6 +92,16 @@ def test_a_field_without_effect_is_refused_by_name_unless_it_has_its_default(fie
         SamplingParams(**{field: value})
     default: Any = next(known.default for known in dataclasses.fields(SamplingParams) if known.name == field)
     SamplingParams(**{field: default})
+
+
+@pytest.mark.parametrize(("field", "value"), [("stop", []), ("stop", ()), ("bad_words", []), ("logit_bias", {})])
+def test_an_empty_list_of_what_is_not_available_yet_means_none(field: str, value: Any) -> None:
+    assert SamplingParams(**{field: value}) == SamplingParams()
+
+
+def test_a_number_too_long_to_spell_is_shown_by_its_size() -> None:
+    with pytest.raises(InvalidRequest, match=r"^seed: found an integer of 16610 bits, expected None or an integer"):
+        SamplingParams(seed=10**5000)
 
 
 def test_an_unknown_field_is_refused_by_name() -> None:

@@ -100,6 +100,25 @@ def test_dropping_a_stream_ends_its_requests(successor: LLM, read_first: bool) -
     assert (metrics.running, metrics.waiting, metrics.kv_blocks_free) == (0, 0, metrics.kv_blocks_total)
 
 
+@pytest.mark.parametrize("read_first", [False, True])
+def test_closing_a_stream_ends_its_requests_and_the_stream(successor: LLM, read_first: bool) -> None:
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    for kind in ("prompts", "chat"):
+        stream = (
+            successor.stream([[0]] * 3, params)
+            if kind == "prompts"
+            else successor.stream_chat([{"role": "user", "content": "x"}], params)
+        )
+        if read_first:
+            next(stream)
+        stream.close()
+        successor.generate([[0]], greedy(1), use_tqdm=False)
+        metrics = successor.get_metrics()
+        assert (metrics.running, metrics.waiting, metrics.kv_blocks_free) == (0, 0, metrics.kv_blocks_total)
+        assert list(stream) == []
+        stream.close()
+
+
 def test_closing_the_engine_ends_a_stream_with_an_error(successor_folder: Path) -> None:
     llm = LLM(successor_folder, device="reference", max_model_len=512)
     stream = llm.stream([[0]], SamplingParams(temperature=0, max_tokens=500, ignore_eos=True))

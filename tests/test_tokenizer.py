@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGUFReader
@@ -102,8 +103,11 @@ def test_very_long_runs_are_encoded_as_by_the_independent_tokenizer(smollm2: LLM
 def test_what_is_not_unicode_text_is_refused(smollm2: LLM) -> None:
     with pytest.raises(InvalidRequest, match="text: found a lone surrogate at 1"):
         smollm2.encode("a\ud800")
-    with pytest.raises(InvalidRequest, match=r"token id -1 at position 1, expected an integer from 0 to 49151"):
+    with pytest.raises(
+        InvalidRequest, match=r"^token_ids: token id -1 at position 1, expected an integer from 0 to 49151"
+    ):
         smollm2.decode([5, -1])
+    assert smollm2.decode([]) == ""
     with pytest.raises(InvalidRequest, match="text: found int"):
         smollm2.encode(5)  # type: ignore[arg-type]
 
@@ -115,6 +119,59 @@ def test_a_tokenizer_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     broken.write_text('{"model": 1}')
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: not a tokenizer\.json that can be used"):
         OctavoTokenizer.from_file(broken)
+
+
+def damaged(tmp_path: Path, **changes: Any) -> Path:
+    file = tmp_path / "tokenizer.json"
+    tiny.tokenizer().save(str(file))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return file
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {},
+            }
+        },
+    ],
+)
+def test_a_tokenizer_file_on_which_the_library_panics_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: not a tokenizer\.json that can be used: "):
+        OctavoTokenizer.from_file(damaged(tmp_path, **changes))
+
+
+def test_a_tokenizer_file_with_a_word_spoilt_is_refused(tmp_path: Path) -> None:
+    file = damaged(tmp_path)
+    head, word, tail = file.read_text().rpartition('"use_regex": true')
+    assert word
+    file.write_text(head + '"use_regex": trve' + tail)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: not a tokenizer\.json that can be used: "):
+        OctavoTokenizer.from_file(file)
+
+
+def test_a_tokenizer_file_with_a_huge_id_is_refused_by_token(tmp_path: Path) -> None:
+    """A table of all ids up to it would take the machine's memory."""
+    model = json.loads(damaged(tmp_path).read_text())["model"]
+    model["vocab"]["zzz"] = 4294967294
+    with pytest.raises(ModelLoadError, match='token "zzz": found id 4294967294, expected an id below 1048576'):
+        OctavoTokenizer.from_file(damaged(tmp_path, model=model))
+    model["vocab"]["zzz"] = 1048575
+    assert OctavoTokenizer.from_file(damaged(tmp_path, model=model)).token_id("zzz") == 1048575
+
+
+@pytest.mark.parametrize("wrong", ["hello", {"prompt": "x"}, 5, None, iter([1]), b"ab"])
+def test_what_is_no_list_of_ids_is_not_decoded(smollm2: LLM, wrong: Any) -> None:
+    with pytest.raises(
+        InvalidRequest, match=rf"^token_ids: found {type(wrong).__name__}, expected a list of token ids"
+    ):
+        smollm2.decode(wrong)
 
 
 def test_lengths_set_in_a_tokenizer_file_do_not_cut_or_fill_prompts(tmp_path: Path) -> None:
