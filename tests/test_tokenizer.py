@@ -147,6 +147,17 @@ def test_a_tokenizer_file_on_which_the_library_panics_is_refused(tmp_path: Path,
         OctavoTokenizer.from_file(damaged(tmp_path, **changes))
 
 
+def test_ids_on_which_the_library_panics_are_refused(tmp_path: Path) -> None:
+    """It strips up to four letters from a token of one."""
+    built = tiny.tokenizer()
+    built.decoder = decoders.Strip("q", 0, 4)
+    built.save(str(tmp_path / "tokenizer.json"))
+    ours = OctavoTokenizer.from_file(tmp_path / "tokenizer.json")
+    assert ours.decode(ours.encode("b")) == "b"
+    with pytest.raises(InvalidRequest, match="tokenizer: the library failed: "):
+        ours.decode(ours.encode("q"))
+
+
 def test_a_tokenizer_file_with_a_word_spoilt_is_refused(tmp_path: Path) -> None:
     file = damaged(tmp_path)
     head, word, tail = file.read_text().rpartition('"use_regex": true')
