@@ -290,7 +290,7 @@ class LLM:
                 tokenizer=tokenizer,
                 add_generation_prompt=add_generation_prompt,
                 variables=variables,
-                given=chat_template_kwargs or {},
+                given={} if chat_template_kwargs is None else chat_template_kwargs,
             )
             ids = tokenizer.encode_marked(rendered.marked, rendered.marker)
             prompts.append(TokenizedPrompt(rendered.text, ids))
