@@ -20,6 +20,7 @@ from octavo.cli import COMMANDS
 from octavo.cli.generate import InOrder
 from octavo.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, SAMPLING_SWITCHES
 from octavo.errors import InvalidRequest
+from processes import interruptible
 
 MODEL = "smollm2-135m"
 CAPITAL = [504, 3575, 282, 4649, 314]
@@ -293,7 +294,9 @@ def test_chat_answers_and_leaves() -> None:
 def start(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "octavo", *words]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=0)
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=0, preexec_fn=interruptible
+    )
 
 
 def read_until(process: subprocess.Popen[str], wanted: str) -> str:

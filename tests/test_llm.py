@@ -16,6 +16,7 @@ import pytest
 
 import tiny
 from octavo import LLM, EngineDeadError, InvalidRequest, ModelLoadError, OctavoError, RequestOutput, SamplingParams
+from processes import interruptible
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -287,9 +288,9 @@ def test_ctrl_c_ends_the_process(tiny_folder: Path) -> None:
         "print('loaded', flush=True)\n"
         "llm.generate([[1]] * 64, SamplingParams(max_tokens=1000, ignore_eos=True), use_tqdm=False)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tiny_folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", program, str(tiny_folder)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=interruptible) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "loaded\n"
         time.sleep(0.3)
