@@ -4,11 +4,11 @@ use std::{collections::HashMap, time::Instant};
 
 use octavo_backend::{Backend, BackendError, DecoderSpec, StepResult, TokenLogprobs, WeightSource};
 use octavo_sched::{
-    AdmissionLimits, FinishReason, Micros, Rejected, Request, RequestId, Scheduler, SchedulerStats, SeqId, StepOutput,
-    StepPlan,
+    AdmissionLimits, BlockState, FinishReason, Micros, Rejected, Request, RequestId, Scheduler, SchedulerStats, SeqId,
+    StepOutput, StepPlan,
 };
 
-use crate::{EngineConfig, EngineError, Finish, Output, Timing, accept::accept, lower::lower};
+use crate::{EngineConfig, EngineError, Finish, Output, Story, accept::accept, lower::lower};
 
 /// A model, a scheduler and a clock: everything needed to serve, on the caller's thread.
 pub struct Engine<B: Backend> {
@@ -19,7 +19,7 @@ pub struct Engine<B: Backend> {
     vocab_size: usize,
     seed: u64,
     clock: Instant,
-    stories: HashMap<RequestId, Timing>,
+    stories: HashMap<RequestId, Story>,
     stats: Stats,
 }
 
@@ -81,16 +81,34 @@ impl<B: Backend> Engine<B> {
         let (id, arrival, prompt_tokens) = (request.id, request.arrival, request.prompt.len());
         self.scheduler.add(request)?;
         self.stats.prompt_tokens += prompt_tokens as u64;
-        self.stories.insert(id, Timing { arrival, ..Timing::default() });
+        self.stories.insert(id, Story { arrival, ..Story::default() });
         Ok(())
     }
 
-    /// Ends a request and takes its blocks home; `None` if it has ended already.
-    pub fn abort(&mut self, id: RequestId) -> Option<Output> {
+    /// Ends a request and takes its blocks home; an output for each continuation that had not ended.
+    pub fn abort(&mut self, id: RequestId) -> Vec<Output> {
         let existed = self.scheduler.abort(id);
-        let timing = self.stories.remove(&id)?;
-        let finish = Finish { reason: FinishReason::Abort, stop_token: None, timing };
-        existed.then_some(Output { request: id, tokens: Vec::new(), logprobs: Vec::new(), finish: Some(finish) })
+        let Some(story) = self.stories.remove(&id) else { return Vec::new() };
+        let finish = Finish { reason: FinishReason::Abort, stop_token: None, story };
+        let output = Output {
+            request: id,
+            choice: 0,
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            finish: Some(finish),
+            last: true,
+        };
+        if existed { vec![output] } else { Vec::new() }
+    }
+
+    /// Forgets what the prefix cache holds and gives the number of blocks whose content could have been found.
+    pub fn reset_prefix_cache(&mut self) -> usize {
+        self.scheduler.reset_prefix_cache()
+    }
+
+    /// The state of every KV block, group by group.
+    pub fn block_map(&self) -> Vec<Vec<BlockState>> {
+        self.scheduler.block_map()
     }
 
     /// Plans a step, runs it, and gives each of its sequences what it gained.
@@ -179,11 +197,18 @@ impl<B: Backend> Engine<B> {
                 story.last_token = Some(now);
             }
             let finish = output.finish.map(|reason| {
-                let timing = self.stories.remove(&output.request).unwrap_or_default();
-                Finish { reason, stop_token: output.stop_token, timing }
+                let story = self.stories.remove(&output.request).unwrap_or_default();
+                Finish { reason, stop_token: output.stop_token, story }
             });
             let logprobs = logprobs.remove(&output.seq).into_iter().collect();
-            Output { request: output.request, tokens: output.tokens, logprobs, finish }
+            Output {
+                request: output.request,
+                choice: output.seq.choice,
+                tokens: output.tokens,
+                logprobs,
+                finish,
+                last: output.last,
+            }
         };
         outputs.into_iter().map(&mut report).collect()
     }

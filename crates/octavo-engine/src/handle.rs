@@ -116,7 +116,7 @@ impl EngineHandle {
         }
     }
 
-    /// Microseconds on the clock of every [`crate::Timing`].
+    /// Microseconds on the clock of every [`crate::Story`].
     pub fn now(&self) -> Micros {
         self.clock.elapsed().as_micros() as Micros
     }

@@ -24,28 +24,32 @@ pub enum Event {
 pub struct Output {
     /// The request.
     pub request: RequestId,
+    /// Which of its continuations.
+    pub choice: u32,
     /// New tokens, the stopping one included.
     pub tokens: Vec<TokenId>,
     /// One entry a token if the request asked for log-probabilities, otherwise empty.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Present in the last output of a request.
+    /// Present in the last output of a continuation.
     pub finish: Option<Finish>,
+    /// Whether this is the last output of the request.
+    pub last: bool,
 }
 
-/// How a request ended.
+/// How a continuation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finish {
     /// Why.
     pub reason: FinishReason,
     /// The token that stopped it.
     pub stop_token: Option<TokenId>,
-    /// Its story in time.
-    pub timing: Timing,
+    /// The request's story up to here.
+    pub story: Story,
 }
 
-/// When things happened to a request, in microseconds on the clock of [`crate::EngineHandle::now`].
+/// What happened to a request. Times are microseconds on the clock of [`crate::EngineHandle::now`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Timing {
+pub struct Story {
     /// It was submitted.
     pub arrival: Micros,
     /// Its first step was planned; `None` if it ended before.
@@ -54,6 +58,15 @@ pub struct Timing {
     pub first_token: Option<Micros>,
     /// Its last token was there.
     pub last_token: Option<Micros>,
+    /// Pieces in which its prompt was computed, and whatever a preemption took.
+    pub chunks: u32,
+    /// Times that it lost its blocks to others and was computed again.
+    pub preemptions: u32,
+    /// Prompt tokens that were found in the prefix cache when it was first admitted.
+    pub cached_tokens: usize,
+    /// The position of its first token that differed from what the cache held; `None` if all that could be found was,
+    /// or nobody looked.
+    pub first_difference: Option<usize>,
 }
 
 /// The receiving end of a caller's requests. Dropping it aborts what still runs for it.

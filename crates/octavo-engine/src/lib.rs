@@ -18,6 +18,6 @@ pub use config::EngineConfig;
 pub use engine::{Engine, Stats};
 pub use error::{EngineDead, EngineError, SubmitError};
 pub use handle::{Accepted, EngineHandle, Submission};
-pub use inbox::{Event, Finish, Inbox, Output, Timing};
+pub use inbox::{Event, Finish, Inbox, Output, Story};
 pub use octavo_backend::TokenLogprobs;
-pub use octavo_sched::{FinishReason, Micros, RequestId, SamplingParams, TokenId};
+pub use octavo_sched::{BlockState, FinishReason, Micros, RequestId, SamplingParams, TokenId};

@@ -103,7 +103,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn abort(&mut self, ids: &[RequestId]) {
-        let outputs = ids.iter().filter_map(|&id| self.engine.abort(id)).collect();
+        let outputs = ids.iter().flat_map(|&id| self.engine.abort(id)).collect();
         self.deliver(outputs);
     }
 
@@ -111,9 +111,10 @@ impl<B: Backend> Worker<B> {
     fn deliver(&mut self, outputs: Vec<Output>) {
         let mut mail: BTreeMap<u64, (Address, Vec<Output>)> = BTreeMap::new();
         for output in outputs {
-            let address = match output.finish {
-                Some(_) => self.addresses.remove(&output.request),
-                None => self.addresses.get(&output.request).cloned(),
+            let address = if output.last {
+                self.addresses.remove(&output.request)
+            } else {
+                self.addresses.get(&output.request).cloned()
             };
             if let Some(address) = address {
                 mail.entry(address.id).or_insert_with(|| (address, Vec::new())).1.push(output);

@@ -262,6 +262,9 @@ impl Drop for Core {
 
 fn submission(prompt: Vec<u32>, params: RequestParams) -> Submission {
     let sampling = SamplingParams {
+        n: 1,
+        cache_salt: Vec::new(),
+        skip_reading_prefix_cache: false,
         temperature: params.temperature,
         top_k: params.top_k,
         top_p: params.top_p,

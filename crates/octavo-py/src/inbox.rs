@@ -7,7 +7,7 @@ use std::{
 };
 
 use octavo_engine::{
-    EngineDead, EngineHandle, Event, Finish, FinishReason, Inbox, Micros, Output, RequestId, Timing, TokenLogprobs,
+    EngineDead, EngineHandle, Event, Finish, FinishReason, Inbox, Micros, Output, RequestId, Story, TokenLogprobs,
 };
 use pyo3::prelude::*;
 
@@ -163,7 +163,7 @@ impl InboxClass {
             token_ids: output.tokens,
             finish_reason: output.finish.map(|finish| finish.reason.as_str()),
             stop_reason,
-            times: output.finish.map(|finish| self.times(&finish.timing)),
+            times: output.finish.map(|finish| self.times(&finish.story)),
         })
     }
 
@@ -181,13 +181,13 @@ impl InboxClass {
         report
     }
 
-    fn times(&self, timing: &Timing) -> Times {
+    fn times(&self, story: &Story) -> Times {
         let seconds = |at: Micros| at as f64 * 1e-6 + self.clock_offset;
         (
-            seconds(timing.arrival),
-            timing.scheduled.map(seconds),
-            timing.first_token.map(seconds),
-            timing.last_token.map(seconds),
+            seconds(story.arrival),
+            story.scheduled.map(seconds),
+            story.first_token.map(seconds),
+            story.last_token.map(seconds),
         )
     }
 

@@ -30,8 +30,8 @@ mod stats;
 
 pub use block::{BlockPool, BlockTable, VACANT_BLOCK};
 pub use config::{AdmissionLimits, GroupConfig, SchedulerConfig};
-pub use plan::{BlockCopy, FinishReason, SeqSpan, StepOutput, StepPlan, StepRun};
+pub use plan::{Admitted, BlockCopy, FinishReason, SeqSpan, StepOutput, StepPlan, StepRun};
 pub use request::{InvalidParam, Limit, Micros, Rejected, Request, RequestId, SamplingParams, SeqId, TokenId};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
-pub use stats::{FinishCounts, SchedulerStats};
+pub use stats::{BlockState, FinishCounts, SchedulerStats};

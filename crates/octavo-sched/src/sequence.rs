@@ -144,7 +144,7 @@ impl Sequence {
             }
         }
         let tokens = self.tokens[before..].to_vec();
-        StepOutput { request: self.request, seq: self.id, tokens, finish, stop_token }
+        StepOutput { request: self.request, seq: self.id, tokens, finish, stop_token, last: finish.is_some() }
     }
 
     /// Sends home what lies before each window, and renews the promises.
@@ -178,7 +178,7 @@ mod tests {
 
     fn sequence(final_len: usize, params: SamplingParams) -> Sequence {
         let request = Request { id: RequestId(7), prompt: vec![1], params, arrival: 0 };
-        Sequence::new(SeqId(0), request, final_len, 0)
+        Sequence::new(SeqId { arrival: 0, choice: 0 }, request, final_len, 0)
     }
 
     #[test]

@@ -12,20 +12,40 @@ pub struct SchedulerStats {
     pub waiting: usize,
     /// Blocks in the pools.
     pub blocks_total: usize,
-    /// Blocks without an owner, promised ones included.
+    /// Blocks without an owner, those included whose content could be found again.
     pub blocks_free: usize,
-    /// Free blocks that running sequences may yet take.
+    /// Blocks, with an owner or without, whose content a new request could find.
+    pub blocks_cached: usize,
+    /// Blocks with more than one owner.
+    pub blocks_shared: usize,
+    /// Blocks that sharing saves: owners beyond the first, summed over all blocks.
+    pub blocks_saved: usize,
+    /// Free blocks that running sequences are expected to take yet; a new request is admitted beside them.
     pub blocks_promised: usize,
-    /// Token slots in blocks that have an owner.
+    /// Token slots in blocks that have an owner, each block counted once.
     pub slots_allocated: usize,
-    /// Token slots among them that hold a computed token.
+    /// Slots among them that hold a computed token.
     pub slots_used: usize,
+    /// Slots among them that are empty and may be filled by the owner.
+    pub slots_reserved: usize,
+    /// Slots among them that are empty and will stay so: beyond the length at which the owner ends.
+    pub slots_internal: usize,
+    /// Slots in free blocks while a request waits that does not fit into them.
+    pub slots_external: usize,
     /// Plans made that had anything in them.
     pub steps: u64,
     /// Tokens in all those plans.
     pub tokens_scheduled: u64,
-    /// Requests admitted from the queue so far.
+    /// Requests admitted from the queue so far, each counted once.
     pub admitted: u64,
+    /// Times that a request lost its blocks and went back to the queue.
+    pub preemptions: u64,
+    /// Tokens looked up in the prefix cache.
+    pub prefix_queries: u64,
+    /// Tokens found there.
+    pub prefix_hits: u64,
+    /// Blocks copied, since a sequence was to write where others read.
+    pub blocks_copied: u64,
     /// Time that all admitted requests spent between arrival and admission.
     pub queue_time: Micros,
     /// Requests ended so far.
@@ -39,7 +59,18 @@ impl SchedulerStats {
     }
 }
 
-/// Requests ended, by reason.
+/// One block as it is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockState {
+    /// Sequences that hold it.
+    pub owners: u32,
+    /// Slots that hold a computed token of an owner, or content that could be found again.
+    pub filled: u32,
+    /// Whether a new request could find the content.
+    pub cached: bool,
+}
+
+/// Continuations ended, by reason; a request has one or more of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FinishCounts {
     /// By a stop token.

@@ -50,9 +50,9 @@ fn answers_through_an_inbox_equal_those_of_a_stepped_engine() {
         let mut own = outputs.iter().filter(|output| output.request == accepted.id);
         let tokens: Vec<u32> = own.clone().flat_map(|output| output.tokens.clone()).collect();
         assert_eq!(tokens, expected.tokens);
-        let timing = own.next_back().unwrap().finish.unwrap().timing;
-        assert!(Some(timing.arrival) <= timing.scheduled && timing.scheduled <= timing.first_token);
-        assert!(timing.first_token <= timing.last_token);
+        let story = own.next_back().unwrap().finish.unwrap().story;
+        assert!(Some(story.arrival) <= story.scheduled && story.scheduled <= story.first_token);
+        assert!(story.first_token <= story.last_token);
     }
 }
 
