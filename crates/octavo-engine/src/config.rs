@@ -1,7 +1,7 @@
 //! What an engine is set up with.
 
 use octavo_backend::{DecoderSpec, StepLimits};
-use octavo_sched::{GroupConfig, SchedulerConfig, TokenId};
+use octavo_sched::{GroupConfig, PrefixCaching, SchedulerConfig, TokenId, VictimOrder};
 
 /// Sizes and limits of one engine; all memory follows from them.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +20,8 @@ pub struct EngineConfig {
     pub eos_token_ids: Vec<TokenId>,
     /// From it follow the seeds of requests that bring none.
     pub seed: u64,
+    /// Whether requests find the blocks of others that begin alike.
+    pub prefix_cache: PrefixCaching,
 }
 
 impl EngineConfig {
@@ -36,6 +38,8 @@ impl EngineConfig {
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
             eos_token_ids: self.eos_token_ids.clone(),
+            prefix_cache: self.prefix_cache,
+            victims: VictimOrder::default(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Instant};
 use octavo_backend::{Backend, BackendError, DecoderSpec, StepResult, TokenLogprobs, WeightSource};
 use octavo_sched::{
     AdmissionLimits, BlockState, FinishReason, Micros, Rejected, Request, RequestId, Scheduler, SchedulerStats, SeqId,
-    StepOutput, StepPlan,
+    SeqSpan, Sequence, StepOutput, StepPlan,
 };
 
 use crate::{EngineConfig, EngineError, Finish, Output, Story, accept::accept, lower::lower};
@@ -40,6 +40,12 @@ pub struct Stats {
     pub slot_steps_allocated: u64,
     /// Token slots holding a computed token, summed over steps.
     pub slot_steps_used: u64,
+    /// Allocated slots that their owner might fill yet, summed over steps.
+    pub slot_steps_reserved: u64,
+    /// Allocated slots that stay empty, summed over steps.
+    pub slot_steps_internal: u64,
+    /// Free slots beside a waiting request that they are too few for, summed over steps.
+    pub slot_steps_external: u64,
 }
 
 impl<B: Backend> Engine<B> {
@@ -87,18 +93,15 @@ impl<B: Backend> Engine<B> {
 
     /// Ends a request and takes its blocks home; an output for each continuation that had not ended.
     pub fn abort(&mut self, id: RequestId) -> Vec<Output> {
-        let existed = self.scheduler.abort(id);
-        let Some(story) = self.stories.remove(&id) else { return Vec::new() };
-        let finish = Finish { reason: FinishReason::Abort, stop_token: None, story };
-        let output = Output {
-            request: id,
-            choice: 0,
-            tokens: Vec::new(),
-            logprobs: Vec::new(),
-            finish: Some(finish),
-            last: true,
+        let choices = self.scheduler.abort(id);
+        let story = self.stories.remove(&id).unwrap_or_default();
+        let finish = Some(Finish { reason: FinishReason::Abort, stop_token: None, story });
+        let last = choices.last().copied();
+        let output = |choice| {
+            let last = Some(choice) == last;
+            Output { request: id, choice, tokens: Vec::new(), logprobs: Vec::new(), finish, last }
         };
-        if existed { vec![output] } else { Vec::new() }
+        choices.into_iter().map(output).collect()
     }
 
     /// Forgets what the prefix cache holds and gives the number of blocks whose content could have been found.
@@ -121,7 +124,7 @@ impl<B: Backend> Engine<B> {
         if plan.spans.is_empty() {
             return self.nothing_planned();
         }
-        self.note_scheduled(&plan, started);
+        self.note(&plan, started);
         let inputs = lower(&self.scheduler, &plan, self.num_groups);
         let result = self.backend.run(&mut self.plan, &inputs)?;
         let outputs = self.scheduler.commit(&plan, &accept(&result.sampled));
@@ -150,7 +153,7 @@ impl<B: Backend> Engine<B> {
     }
 
     pub(crate) fn limits(&self) -> AdmissionLimits {
-        self.scheduler.limits()
+        self.scheduler.limits().clone()
     }
 
     pub(crate) fn vocab_size(&self) -> usize {
@@ -166,11 +169,26 @@ impl<B: Backend> Engine<B> {
         if running + waiting == 0 { Ok(Vec::new()) } else { Err(EngineError::Stalled { running, waiting }) }
     }
 
-    fn note_scheduled(&mut self, plan: &StepPlan, now: Micros) {
-        for span in plan.spans.iter().filter(|span| span.start == 0) {
-            let request = self.scheduler.sequence(span.seq).map(|sequence| sequence.request());
-            if let Some(story) = request.and_then(|request| self.stories.get_mut(&request)) {
-                story.scheduled.get_or_insert(now);
+    /// Writes into the stories what a plan means to its requests.
+    fn note(&mut self, plan: &StepPlan, now: Micros) {
+        for admitted in &plan.admitted {
+            let story = self.stories.entry(admitted.request).or_default();
+            if story.scheduled.is_none() {
+                story.scheduled = Some(now);
+                (story.cached_tokens, story.first_difference) = (admitted.cached_tokens, admitted.first_difference);
+            }
+        }
+        let request = |seq| self.scheduler.sequence(seq).map(Sequence::request);
+        // The sequences of a request lose their blocks together.
+        let mut preempted: Vec<_> = plan.preempted.iter().filter_map(|&seq| request(seq)).collect();
+        preempted.dedup();
+        for request in preempted {
+            self.stories.entry(request).or_default().preemptions += 1;
+        }
+        for span in &plan.spans {
+            let Some(sequence) = self.scheduler.sequence(span.seq) else { continue };
+            if span.len > 1 + span.drafts || span.end() <= sequence.prompt_len() {
+                self.stories.entry(sequence.request()).or_default().chunks += 1;
             }
         }
     }
@@ -183,32 +201,33 @@ impl<B: Backend> Engine<B> {
         stats.most_blocks_used = stats.most_blocks_used.max(scheduler.blocks_total - scheduler.blocks_free);
         stats.slot_steps_allocated += scheduler.slots_allocated as u64;
         stats.slot_steps_used += scheduler.slots_used as u64;
+        stats.slot_steps_reserved += scheduler.slots_reserved as u64;
+        stats.slot_steps_internal += scheduler.slots_internal as u64;
+        stats.slot_steps_external += scheduler.slots_external as u64;
     }
 
     /// Joins what the scheduler appended with the rows' log-probabilities and the requests' stories.
     fn report(&mut self, outputs: Vec<StepOutput>, plan: &StepPlan, result: StepResult, now: Micros) -> Vec<Output> {
-        let sampled = plan.spans.iter().filter(|span| span.samples).map(|span| span.seq).zip(result.sampled);
+        let choices = |span: &SeqSpan| {
+            let seq = span.seq;
+            (seq.choice..).take(span.samples).map(move |choice| SeqId { choice, ..seq })
+        };
+        let sampled = plan.spans.iter().flat_map(choices).zip(result.sampled);
         let mut logprobs: HashMap<SeqId, TokenLogprobs> =
             sampled.filter_map(|(seq, row)| Some((seq, row.ok()?.logprobs?))).collect();
         let mut report = |output: StepOutput| {
-            let story = self.stories.entry(output.request).or_default();
-            if !output.tokens.is_empty() {
+            let StepOutput { request, seq, tokens, finish, stop_token, last } = output;
+            let story = self.stories.entry(request).or_default();
+            if !tokens.is_empty() {
                 story.first_token.get_or_insert(now);
                 story.last_token = Some(now);
             }
-            let finish = output.finish.map(|reason| {
-                let story = self.stories.remove(&output.request).unwrap_or_default();
-                Finish { reason, stop_token: output.stop_token, story }
-            });
-            let logprobs = logprobs.remove(&output.seq).into_iter().collect();
-            Output {
-                request: output.request,
-                choice: output.seq.choice,
-                tokens: output.tokens,
-                logprobs,
-                finish,
-                last: output.last,
+            let finish = finish.map(|reason| Finish { reason, stop_token, story: *story });
+            if last {
+                self.stories.remove(&request);
             }
+            let logprobs = logprobs.remove(&seq).into_iter().collect();
+            Output { request, choice: seq.choice, tokens, logprobs, finish, last }
         };
         outputs.into_iter().map(&mut report).collect()
     }

@@ -20,4 +20,4 @@ pub use error::{EngineDead, EngineError, SubmitError};
 pub use handle::{Accepted, EngineHandle, Submission};
 pub use inbox::{Event, Finish, Inbox, Output, Story};
 pub use octavo_backend::TokenLogprobs;
-pub use octavo_sched::{BlockState, FinishReason, Micros, RequestId, SamplingParams, TokenId};
+pub use octavo_sched::{BlockState, FinishReason, Micros, PrefixCaching, RequestId, SamplingParams, TokenId};

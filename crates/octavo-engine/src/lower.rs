@@ -19,9 +19,9 @@ pub(crate) fn lower(scheduler: &Scheduler, plan: &StepPlan, num_groups: usize) -
             group.tables.extend(table.blocks());
             group.table_starts.push(group.tables.len());
         }
-        if span.samples {
-            inputs.samples.push(sample_row(sequence, inputs.tokens.len() - 1, span.end()));
-        }
+        let (row, choice) = (inputs.tokens.len() - 1, sequence.id().choice);
+        let choices = (choice..).take(span.samples);
+        inputs.samples.extend(choices.map(|choice| sample_row(sequence, row, span.end(), choice)));
     }
     for copy in &plan.copies {
         inputs.groups[copy.group].copies.push(BlockCopy { from: copy.from, to: copy.to });
@@ -29,13 +29,13 @@ pub(crate) fn lower(scheduler: &Scheduler, plan: &StepPlan, num_groups: usize) -
     inputs
 }
 
-/// The draw of the token at `position`, from the logits of `row`.
-fn sample_row(sequence: &Sequence, row: usize, position: usize) -> SampleRow {
+/// The draw of the token at `position` of one choice, from the logits of `row`.
+fn sample_row(sequence: &Sequence, row: usize, position: usize, choice: u32) -> SampleRow {
     let params = sequence.params();
     SampleRow {
         row,
         position: position as u32,
-        choice: 0,
+        choice,
         seed: params.seed,
         temperature: params.temperature,
         top_k: params.top_k,

@@ -1,13 +1,15 @@
 //! KV blocks: which are owned, which are free, and the tables through which sequences own them (Kwon et al., SOSP'23).
 
+use crate::prefix::NodeId;
+
 /// The entry of a [`BlockTable`] whose block has gone home because no later token can see it.
 pub const VACANT_BLOCK: u32 = u32::MAX;
 
 /// Blocks of `block_size` token slots each, with reference counts and one list of those that nobody owns.
 ///
-/// The free list is ordered by the time of release and [`take`](Self::take) hands out the block that was released
-/// longest ago. So a block whose content could be used again waits in the same list as an empty one, and "free" and
-/// "evictable" are one number.
+/// [`take`](Self::take) hands out the front of the free list. A released block whose content can be found again goes to its
+/// end, so that the one released longest ago is taken first; a block of no such content goes to the front. So both wait in
+/// one list, and "free" and "evictable" are one number.
 ///
 /// Invariant: a block is in the free list exactly when it has no owner.
 #[derive(Debug)]
@@ -17,6 +19,22 @@ pub struct BlockPool {
     links: Vec<Link>,
     block_size: usize,
     num_free: usize,
+    counts: BlockCounts,
+    /// What was published of blocks that have been taken for something else since anybody asked.
+    evicted: Vec<NodeId>,
+}
+
+/// What the blocks of a pool amount to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct BlockCounts {
+    /// Blocks with more than one owner.
+    pub shared: usize,
+    /// Owners beyond the first, summed over the blocks.
+    pub saved: usize,
+    /// Blocks that are published.
+    pub cached: usize,
+    /// Filled slots in blocks with an owner.
+    pub used: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +42,10 @@ struct Link {
     owners: u32,
     prev: u32,
     next: u32,
+    /// Slots, from the first on, that hold a computed token.
+    filled: u32,
+    /// Where the content can be found.
+    published: Option<NodeId>,
 }
 
 impl BlockPool {
@@ -35,8 +57,15 @@ impl BlockPool {
         assert!(block_size > 0, "block_size is 0, expected at least 1");
         assert!(num_blocks < VACANT_BLOCK as usize, "{num_blocks} blocks, expected fewer than {VACANT_BLOCK}");
         let ring = num_blocks as u32 + 1;
-        let links = (0..ring).map(|id| Link { owners: 0, prev: (id + ring - 1) % ring, next: (id + 1) % ring });
-        Self { links: links.collect(), block_size, num_free: num_blocks }
+        let link =
+            |id| Link { owners: 0, prev: (id + ring - 1) % ring, next: (id + 1) % ring, filled: 0, published: None };
+        Self {
+            links: (0..ring).map(link).collect(),
+            block_size,
+            num_free: num_blocks,
+            counts: BlockCounts::default(),
+            evicted: vec![],
+        }
     }
 
     /// Blocks in the pool, free or not.
@@ -54,12 +83,23 @@ impl BlockPool {
         self.block_size
     }
 
-    /// Gives the caller the block that has been free for longest, or `None` if all have an owner.
+    /// Sequences that hold a block.
+    pub fn owners(&self, id: u32) -> u32 {
+        self.links[id as usize].owners
+    }
+
+    /// Gives the caller the block at the front of the free list, empty, or `None` if all have an owner.
     pub fn take(&mut self) -> Option<u32> {
         if self.num_free == 0 {
             return None;
         }
         let id = self.links[self.num_blocks()].next;
+        let link = &mut self.links[id as usize];
+        link.filled = 0;
+        if let Some(node) = link.published.take() {
+            self.evicted.push(node);
+            self.counts.cached -= 1;
+        }
         self.retain(id);
         Some(id)
     }
@@ -69,10 +109,18 @@ impl BlockPool {
         if self.links[id as usize].owners == 0 {
             self.unlink(id);
         }
-        self.links[id as usize].owners += 1;
+        let link = &mut self.links[id as usize];
+        link.owners += 1;
+        match link.owners {
+            1 => self.counts.used += link.filled as usize,
+            owners => {
+                self.counts.saved += 1;
+                self.counts.shared += usize::from(owners == 2);
+            }
+        }
     }
 
-    /// Takes an owner from a block. Without any left it goes to the end of the free list.
+    /// Takes an owner from a block. Without any left it goes to the free list.
     ///
     /// # Panics
     /// If the block has no owner.
@@ -80,9 +128,61 @@ impl BlockPool {
         let link = &mut self.links[id as usize];
         assert!(link.owners > 0, "block {id} was released more often than it was taken");
         link.owners -= 1;
-        if link.owners == 0 {
-            self.append(id);
+        if link.owners > 0 {
+            self.counts.saved -= 1;
+            self.counts.shared -= usize::from(link.owners == 1);
+            return;
         }
+        self.counts.used -= link.filled as usize;
+        let is_published = link.published.is_some();
+        let sentinel = self.num_blocks() as u32;
+        if is_published {
+            let last = self.links[sentinel as usize].prev;
+            self.link_between(last, id, sentinel);
+        } else {
+            let first = self.links[sentinel as usize].next;
+            self.link_between(sentinel, id, first);
+        }
+    }
+
+    /// Notes how many slots of a block that has an owner hold a computed token.
+    pub(crate) fn fill(&mut self, id: u32, filled: usize) {
+        let link = &mut self.links[id as usize];
+        debug_assert!(link.owners > 0, "block {id} is filled and has no owner");
+        self.counts.used = self.counts.used - link.filled as usize + filled;
+        link.filled = filled as u32;
+    }
+
+    /// Slots of a block that hold a computed token.
+    pub(crate) fn filled(&self, id: u32) -> u32 {
+        self.links[id as usize].filled
+    }
+
+    /// Where the content of a block can be found.
+    pub(crate) fn published(&self, id: u32) -> Option<NodeId> {
+        self.links[id as usize].published
+    }
+
+    /// Notes where the content of a block can be found; it has not been published before.
+    pub(crate) fn publish(&mut self, id: u32, node: NodeId) {
+        let before = self.links[id as usize].published.replace(node);
+        debug_assert_eq!(before, None, "block {id} is published twice");
+        self.counts.cached += 1;
+    }
+
+    /// Forgets where any content could be found.
+    pub(crate) fn unpublish_all(&mut self) {
+        self.links.iter_mut().for_each(|link| link.published = None);
+        self.counts.cached = 0;
+    }
+
+    /// What was published of blocks that have been taken since the last call.
+    pub(crate) fn drain_evicted(&mut self) -> std::vec::Drain<'_, NodeId> {
+        self.evicted.drain(..)
+    }
+
+    pub(crate) fn counts(&self) -> BlockCounts {
+        self.counts
     }
 
     /// Verifies that `tables` are the pool's only owners and that the free list is whole. O(blocks), for tests.
@@ -102,7 +202,28 @@ impl BlockPool {
                 return Err(format!("block {id} counts {} owners, but {owners} tables have it", link.owners));
             }
         }
+        self.check_counts()?;
         self.check_free_list(owners.iter().filter(|&&owners| owners == 0).count())
+    }
+
+    fn check_counts(&self) -> Result<(), String> {
+        let links = &self.links[..self.num_blocks()];
+        let counted = BlockCounts {
+            shared: links.iter().filter(|link| link.owners > 1).count(),
+            saved: links.iter().map(|link| link.owners.saturating_sub(1) as usize).sum(),
+            cached: links.iter().filter(|link| link.published.is_some()).count(),
+            used: links.iter().filter(|link| link.owners > 0).map(|link| link.filled as usize).sum(),
+        };
+        if counted != self.counts {
+            return Err(format!("the blocks amount to {counted:?}, but {:?} is kept", self.counts));
+        }
+        match links.iter().position(|link| {
+            link.filled as usize > self.block_size
+                || link.published.is_some() && link.filled as usize != self.block_size
+        }) {
+            Some(id) => Err(format!("block {id} has {} slots filled, or is published and not full", links[id].filled)),
+            None => Ok(()),
+        }
     }
 
     fn check_free_list(&self, num_unowned: usize) -> Result<(), String> {
@@ -134,13 +255,11 @@ impl BlockPool {
         self.num_free -= 1;
     }
 
-    fn append(&mut self, id: u32) {
-        let sentinel = self.num_blocks();
-        let last = self.links[sentinel].prev;
-        self.links[last as usize].next = id;
-        self.links[sentinel].prev = id;
+    fn link_between(&mut self, prev: u32, id: u32, next: u32) {
+        self.links[prev as usize].next = id;
+        self.links[next as usize].prev = id;
         let link = &mut self.links[id as usize];
-        (link.prev, link.next) = (last, sentinel as u32);
+        (link.prev, link.next) = (prev, next);
         self.num_free += 1;
     }
 }
@@ -189,6 +308,52 @@ impl BlockTable {
         true
     }
 
+    /// The same blocks for one more owner, as far as they hold the positions below `num_tokens`.
+    pub(crate) fn fork(&self, pool: &mut BlockPool, num_tokens: usize) -> Self {
+        let blocks = self.blocks[..num_tokens.div_ceil(pool.block_size())].to_vec();
+        let num_vacant = self.num_vacant.min(blocks.len());
+        let table = Self { blocks, num_vacant };
+        table.held().iter().for_each(|&id| pool.retain(id));
+        table
+    }
+
+    /// Appends a block that others may hold too.
+    pub(crate) fn adopt(&mut self, pool: &mut BlockPool, id: u32) {
+        pool.retain(id);
+        self.blocks.push(id);
+    }
+
+    /// Appends an entry for a block that no later token can see; the table holds no block.
+    pub(crate) fn adopt_vacancy(&mut self) {
+        debug_assert_eq!(self.num_held(), 0, "vacancies are at the front");
+        self.blocks.push(VACANT_BLOCK);
+        self.num_vacant += 1;
+    }
+
+    /// Whether the block of `position` is there and others hold it too.
+    pub(crate) fn is_shared(&self, pool: &BlockPool, position: usize) -> bool {
+        let id = self.blocks.get(position / pool.block_size());
+        id.is_some_and(|&id| id != VACANT_BLOCK && pool.owners(id) > 1)
+    }
+
+    /// Puts a block of its own in the place of a shared one, for writing at `position`: gives both, old and new, whose
+    /// content is to be copied. `None`, and no change, if the pool has no free block.
+    pub(crate) fn unshare(&mut self, pool: &mut BlockPool, position: usize) -> Option<(u32, u32)> {
+        let to = pool.take()?;
+        let from = std::mem::replace(&mut self.blocks[position / pool.block_size()], to);
+        pool.release(from);
+        pool.fill(to, position % pool.block_size());
+        Some((from, to))
+    }
+
+    /// Notes that the positions from `start` to before `end` are computed.
+    pub(crate) fn fill(&self, pool: &mut BlockPool, start: usize, end: usize) {
+        let block_size = pool.block_size();
+        for index in start / block_size..end.div_ceil(block_size) {
+            pool.fill(self.blocks[index], (end - index * block_size).min(block_size));
+        }
+    }
+
     /// Sends home the blocks that lie wholly before `position` and leaves [`VACANT_BLOCK`] in their place.
     pub fn release_before(&mut self, pool: &mut BlockPool, position: usize) {
         let end = (position / pool.block_size()).min(self.blocks.len());
@@ -218,6 +383,8 @@ impl BlockTable {
 mod tests {
     use super::*;
 
+    const NODES: [NodeId; 2] = [NodeId::new(0), NodeId::new(1)];
+
     #[test]
     fn an_empty_pool_gives_nothing() {
         let mut pool = BlockPool::new(1, 2);
@@ -227,14 +394,52 @@ mod tests {
     }
 
     #[test]
-    fn the_block_released_longest_ago_is_taken_first() {
+    fn blocks_of_no_use_are_taken_first_then_the_one_released_longest_ago() {
         let mut pool = BlockPool::new(3, 2);
         let taken: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
         assert_eq!(taken, [0, 1, 2]);
+        for (id, node) in [(0, NODES[0]), (1, NODES[1])] {
+            pool.fill(id, 2);
+            pool.publish(id, node);
+        }
         for id in [1, 2, 0] {
             pool.release(id);
         }
-        assert_eq!([pool.take(), pool.take(), pool.take()], [Some(1), Some(2), Some(0)]);
+        assert_eq!((pool.take(), pool.drain_evicted().count()), (Some(2), 0));
+        assert_eq!([pool.take(), pool.take()], [Some(1), Some(0)]);
+        assert_eq!(pool.drain_evicted().collect::<Vec<_>>(), [NODES[1], NODES[0]]);
+    }
+
+    #[test]
+    fn slots_of_a_shared_block_are_counted_once_and_only_while_it_has_an_owner() {
+        let mut pool = BlockPool::new(1, 2);
+        let id = pool.take().unwrap();
+        pool.retain(id);
+        pool.fill(id, 1);
+        pool.fill(id, 2);
+        assert_eq!(pool.counts(), BlockCounts { shared: 1, saved: 1, cached: 0, used: 2 });
+        pool.publish(id, NODES[0]);
+        pool.release(id);
+        pool.release(id);
+        assert_eq!(pool.counts(), BlockCounts { shared: 0, saved: 0, cached: 1, used: 0 });
+        pool.retain(id);
+        assert_eq!((pool.counts().used, pool.published(id)), (2, Some(NODES[0])));
+    }
+
+    #[test]
+    fn a_fork_shares_every_block_and_writing_takes_a_copy_of_one() {
+        let mut pool = BlockPool::new(4, 2);
+        let mut table = BlockTable::new();
+        assert!(table.reserve(&mut pool, 3));
+        let mut fork = table.fork(&mut pool, 3);
+        assert_eq!((fork.blocks(), pool.counts().saved), (table.blocks(), 2));
+        assert_eq!(fork.unshare(&mut pool, 3), Some((1, 2)));
+        assert_eq!((fork.blocks(), table.blocks()), (&[0, 2][..], &[0, 1][..]));
+        assert!(!table.is_shared(&pool, 3) && table.is_shared(&pool, 1) && !table.is_shared(&pool, 4));
+        assert_eq!(pool.check([&table, &fork].into_iter()), Ok(()));
+        table.release(&mut pool);
+        fork.release(&mut pool);
+        assert_eq!(pool.num_free(), 4);
     }
 
     #[test]
@@ -303,6 +508,8 @@ mod tests {
         let mut pool = BlockPool::new(2, 2);
         let mut table = BlockTable::new();
         assert!(table.reserve(&mut pool, 4));
+        table.fill(&mut pool, 0, 4);
+        (0..2).for_each(|id| pool.publish(id, NODES[id as usize]));
         table.release(&mut pool);
         assert_eq!(table.blocks(), [0_u32; 0]);
         assert_eq!([pool.take(), pool.take()], [Some(1), Some(0)]);

@@ -18,6 +18,32 @@ pub struct SchedulerConfig {
     pub max_num_batched_tokens: usize,
     /// The model's own end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
+    /// Whether requests find the blocks of others that begin alike.
+    pub prefix_cache: PrefixCaching,
+    /// Who loses its blocks when there are too few.
+    pub victims: VictimOrder,
+}
+
+/// Whether a request finds the blocks of others that begin with the same tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PrefixCaching {
+    /// Every request computes all its tokens.
+    Off,
+    /// A block is found once it has been computed, until it is needed for something else.
+    #[default]
+    On,
+    /// The same, but all blocks hash alike, so that only the comparison of tokens tells them apart: for tests.
+    Colliding,
+}
+
+/// Which of the running requests gives way when there are too few blocks; never the one that arrived first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum VictimOrder {
+    /// The one with the fewest tokens to compute again; among equals the latest.
+    #[default]
+    LeastLostWork,
+    /// The latest, so that no request ever gets more steps than one that arrived before it.
+    LatestArrival,
 }
 
 /// A group of layers whose keys and values live in the same blocks.
@@ -53,14 +79,18 @@ impl SchedulerConfig {
 
     /// The limits that each request has to meet.
     pub fn limits(&self) -> AdmissionLimits {
-        let group_len = |group: &GroupConfig| {
-            let holds_window = group.window.is_some_and(|window| {
-                most_blocks_in_window(window, self.max_num_batched_tokens, self.block_size) <= group.num_blocks
-            });
-            if holds_window { usize::MAX } else { group.num_blocks.saturating_mul(self.block_size) }
+        let pool = |group: &GroupConfig| PoolLimit {
+            num_blocks: group.num_blocks,
+            window_blocks: group
+                .window
+                .map(|window| most_blocks_in_window(window, self.max_num_batched_tokens, self.block_size)),
         };
-        let pool = self.groups.iter().map(group_len).min().unwrap_or(0);
-        AdmissionLimits { context: self.max_model_len, pool }
+        AdmissionLimits {
+            context: self.max_model_len,
+            max_num_seqs: self.max_num_seqs,
+            block_size: self.block_size,
+            pools: self.groups.iter().map(pool).collect(),
+        }
     }
 }
 
@@ -74,28 +104,57 @@ fn at_least(field: &'static str, found: usize, least: usize, expected: &'static 
     if found >= least { Ok(()) } else { Err(InvalidParam { field, found: found.to_string(), expected }) }
 }
 
-/// What a request must meet to be admitted at some time: a value to copy to the threads at which requests come in.
+/// What a request must meet to be admitted at some time: a value to give to the threads at which requests come in.
 ///
 /// The length of a sequence counts prompt and output. The last token is sampled but never computed, so it needs no slot
-/// of its own: a sequence that ends at `pool` leaves one slot of the pool unused. That slot is given up so that the
-/// limit is the plain capacity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// of its own: a sequence that ends at the pool's limit leaves one slot of the pool unused. That slot is given up so that
+/// the limit is the plain capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdmissionLimits {
     /// Most tokens that the model is served with.
-    pub context: usize,
-    /// Most tokens of a sequence that has the whole KV pool to itself.
-    pub pool: usize,
+    context: usize,
+    max_num_seqs: usize,
+    block_size: usize,
+    pools: Vec<PoolLimit>,
+}
+
+/// What one layer group has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PoolLimit {
+    num_blocks: usize,
+    /// Most blocks that a sequence holds at a time if a window hides the others.
+    window_blocks: Option<usize>,
 }
 
 impl AdmissionLimits {
     /// Most tokens of a sequence, prompt and output together.
     pub fn max_len(&self) -> usize {
-        self.context.min(self.pool)
+        self.context.min(self.pool_len(0, 1))
     }
 
-    /// The length at which a sequence ends, if nothing stops it before.
+    /// Most tokens of each of `n` continuations of a prompt, prompt and output together, that have the whole pool to
+    /// themselves. They share the full blocks of the prompt and nothing else.
+    fn pool_len(&self, prompt_len: usize, n: usize) -> usize {
+        let shared = prompt_len / self.block_size;
+        let most = |pool: &PoolLimit| {
+            if pool.window_blocks.is_some_and(|blocks| blocks.saturating_mul(n) <= pool.num_blocks) {
+                return usize::MAX;
+            }
+            let shared = shared.min(pool.num_blocks);
+            (shared + (pool.num_blocks - shared) / n) * self.block_size
+        };
+        self.pools.iter().map(most).min().unwrap_or(0)
+    }
+
+    /// The length at which each of `n` continuations ends, if nothing stops it before.
     pub fn final_len(&self, prompt_len: usize, params: &SamplingParams) -> usize {
-        params.max_tokens.map_or(self.max_len(), |tokens| prompt_len.saturating_add(tokens).min(self.max_len()))
+        let limit = self.context.min(self.pool_len(prompt_len, params.n as usize));
+        params.max_tokens.map_or(limit, |tokens| prompt_len.saturating_add(tokens).min(limit))
+    }
+
+    /// Whether the pool holds `n` continuations up to `final_len`.
+    pub(crate) fn holds(&self, prompt_len: usize, final_len: usize, n: usize) -> bool {
+        final_len <= self.pool_len(prompt_len, n)
     }
 
     /// Checks what is known of a request before it is handed in. A prompt must leave room for one token.
@@ -107,10 +166,15 @@ impl AdmissionLimits {
         if prompt_len == 0 {
             return Err(Rejected::EmptyPrompt);
         }
-        let limit = self.max_len();
+        let n = params.n as usize;
+        if n > self.max_num_seqs {
+            return Err(Rejected::TooManyContinuations { n, limit: self.max_num_seqs });
+        }
+        let pool = self.pool_len(prompt_len, n);
+        let limit = self.context.min(pool);
         if prompt_len >= limit {
-            let because = if self.pool < self.context { Limit::Pool } else { Limit::Context };
-            return Err(Rejected::PromptTooLong { tokens: prompt_len, limit, because });
+            let because = if pool < self.context { Limit::Pool } else { Limit::Context };
+            return Err(Rejected::PromptTooLong { tokens: prompt_len, limit, because, n });
         }
         Ok(())
     }
@@ -128,6 +192,8 @@ mod tests {
             max_num_seqs: 4,
             max_num_batched_tokens: 4,
             eos_token_ids: vec![],
+            prefix_cache: PrefixCaching::On,
+            victims: VictimOrder::LeastLostWork,
         }
     }
 
@@ -152,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_smallest_pool_bounds_the_length() {
-        assert_eq!(config(&[(4, None), (3, None)]).limits().pool, 6);
+        assert_eq!(config(&[(4, None), (3, None)]).limits().max_len(), 6);
     }
 
     #[test]
@@ -164,26 +230,43 @@ mod tests {
 
     #[test]
     fn a_prompt_must_leave_room_for_one_token() {
-        let limits = AdmissionLimits { context: 100, pool: 8 };
+        let limits = config(&[(4, None)]).limits();
         let params = SamplingParams::default();
         assert_eq!(limits.check(7, &params), Ok(()));
-        let refused = Rejected::PromptTooLong { tokens: 8, limit: 8, because: Limit::Pool };
+        let refused = Rejected::PromptTooLong { tokens: 8, limit: 8, because: Limit::Pool, n: 1 };
         assert_eq!(limits.check(8, &params), Err(refused));
         assert_eq!(limits.check(0, &params), Err(Rejected::EmptyPrompt));
     }
 
     #[test]
     fn the_context_is_named_when_it_is_the_tighter_limit() {
-        let limits = AdmissionLimits { context: 8, pool: 8 };
-        let refused = Rejected::PromptTooLong { tokens: 9, limit: 8, because: Limit::Context };
+        let limits = SchedulerConfig { max_model_len: 8, ..config(&[(4, None)]) }.limits();
+        let refused = Rejected::PromptTooLong { tokens: 9, limit: 8, because: Limit::Context, n: 1 };
         assert_eq!(limits.check(9, &SamplingParams::default()), Err(refused));
     }
 
     #[test]
     fn a_length_without_bound_of_its_own_ends_at_the_limit() {
-        let limits = AdmissionLimits { context: 100, pool: 8 };
+        let limits = config(&[(4, None)]).limits();
         let final_len = |max_tokens| limits.final_len(3, &SamplingParams { max_tokens, ..Default::default() });
         assert_eq!([final_len(Some(2)), final_len(Some(usize::MAX)), final_len(None)], [5, 8, 8]);
+    }
+
+    #[test]
+    fn continuations_share_the_full_blocks_of_the_prompt_and_divide_the_rest() {
+        let limits = config(&[(7, None)]).limits();
+        let params = |n| SamplingParams { n, max_tokens: None, ..Default::default() };
+        // One block of the prompt is full; six are left.
+        assert_eq!([1, 2, 3].map(|n| limits.final_len(3, &params(n))), [14, 8, 6]);
+        let refused = Rejected::PromptTooLong { tokens: 10, limit: 10, because: Limit::Pool, n: 3 };
+        assert_eq!(limits.check(10, &params(3)), Err(refused));
+    }
+
+    #[test]
+    fn more_continuations_than_can_run_at_once_are_refused() {
+        let params = SamplingParams { n: 5, ..Default::default() };
+        let refused = Rejected::TooManyContinuations { n: 5, limit: 4 };
+        assert_eq!(config(&[(9, None)]).limits().check(1, &params), Err(refused));
     }
 
     #[test]

@@ -12,24 +12,28 @@
 //! | `request` | what a caller asks for, and why it may be refused |
 //! | `config` | the scheduler's limits, and the one function that checks a request against them |
 //! | `block` | reference-counted KV blocks and the tables that own them |
-//! | `group` | a block pool together with what it has promised to running sequences |
-//! | `sequence` | the tokens of one request and where their keys and values are |
+//! | `prefix` | the tree of token blocks that have been computed |
+//! | `cache` | the pools of all layer groups under that tree: the KV cache |
+//! | `sequence` | the tokens of one continuation and where their keys and values are |
+//! | `headroom` | how long outputs are expected to become |
 //! | `plan` | what goes to the model runner and what comes back |
-//! | `scheduler` | the iteration-level scheduler |
+//! | `scheduler` | the iteration-level scheduler: steps, admission, preemption |
 //! | `stats` | a snapshot of counts |
 #![forbid(unsafe_code)]
 
 mod block;
+mod cache;
 mod config;
-mod group;
+mod headroom;
 mod plan;
+mod prefix;
 mod request;
 mod scheduler;
 mod sequence;
 mod stats;
 
 pub use block::{BlockPool, BlockTable, VACANT_BLOCK};
-pub use config::{AdmissionLimits, GroupConfig, SchedulerConfig};
+pub use config::{AdmissionLimits, GroupConfig, PrefixCaching, SchedulerConfig, VictimOrder};
 pub use plan::{Admitted, BlockCopy, FinishReason, SeqSpan, StepOutput, StepPlan, StepRun};
 pub use request::{InvalidParam, Limit, Micros, Rejected, Request, RequestId, SamplingParams, SeqId, TokenId};
 pub use scheduler::Scheduler;

@@ -38,8 +38,9 @@ pub struct SeqSpan {
     pub len: usize,
     /// How many of them, at the end, are guesses to verify.
     pub drafts: usize,
-    /// Whether the span reaches the last known token, so that the next one is sampled.
-    pub samples: bool,
+    /// How many tokens are sampled after it: one if it reaches the last known token, or one for each continuation if they
+    /// part there, otherwise none.
+    pub samples: usize,
 }
 
 impl SeqSpan {
@@ -60,12 +61,12 @@ pub struct BlockCopy {
     pub to: u32,
 }
 
-/// What came of a span that samples.
+/// What came of one sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepRun {
     /// The sampled tokens in order: as many drafts as were right, and one more.
     Tokens(Vec<TokenId>),
-    /// No token could be sampled, as with logits that are not numbers. The request ends, the others go on.
+    /// No token could be sampled, as with logits that are not numbers. The sequence ends, the others go on.
     Failed,
 }
 

@@ -162,6 +162,15 @@ pub enum Rejected {
         limit: usize,
         /// Where that limit comes from.
         because: Limit,
+        /// How many continuations are to have that length.
+        n: usize,
+    },
+    /// More continuations are asked for than sequences can run at once.
+    TooManyContinuations {
+        /// How many.
+        n: usize,
+        /// The most that can run.
+        limit: usize,
     },
     /// A sampling parameter is out of range.
     Param(InvalidParam),
@@ -173,12 +182,20 @@ impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Rejected::EmptyPrompt => f.write_str("the prompt has 0 tokens, expected at least 1"),
-            Rejected::PromptTooLong { tokens, limit, because } => write!(
+            Rejected::PromptTooLong { tokens, limit, because, n: 1 } => write!(
                 f,
                 "the prompt has {tokens} tokens, expected at most {}: {because} holds {limit} tokens and one must be \
                  left to generate",
                 limit.saturating_sub(1)
             ),
+            Rejected::PromptTooLong { tokens, limit, because, n } => write!(
+                f,
+                "the prompt has {tokens} tokens, expected fewer: {because} holds {limit} tokens of each of its {n} \
+                 continuations and one must be left to generate"
+            ),
+            Rejected::TooManyContinuations { n, limit } => {
+                write!(f, "n is {n}, expected at most {limit}, the sequences that can run at once")
+            }
             Rejected::Param(param) => param.fmt(f),
             Rejected::DuplicateId(id) => {
                 write!(f, "request id {} is in use, expected one that no unfinished request has", id.0)
@@ -249,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_was_found_and_what_was_expected() {
-        let long = Rejected::PromptTooLong { tokens: 200, limit: 128, because: Limit::Pool };
+        let long = Rejected::PromptTooLong { tokens: 200, limit: 128, because: Limit::Pool, n: 1 };
         assert_eq!(
             long.to_string(),
             "the prompt has 200 tokens, expected at most 127: the KV pool holds 128 tokens and one must be left to \

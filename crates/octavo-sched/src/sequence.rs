@@ -1,43 +1,50 @@
-//! The tokens of one request, how many of them have been computed, and the blocks they live in.
+//! The tokens of one continuation, how many of them have been computed, and the blocks they live in.
+
+use std::sync::Arc;
 
 use crate::block::BlockTable;
-use crate::group::{Group, Progress};
-use crate::plan::{FinishReason, SeqSpan, StepOutput};
+use crate::cache::{KvCache, SequenceBlocks};
+use crate::plan::{FinishReason, StepOutput};
 use crate::request::{Micros, Request, RequestId, SamplingParams, SeqId, TokenId};
 
 /// A prompt and its continuation so far.
 ///
 /// There is no prefill and no decode phase: `computed` chases the tokens. A sequence is long behind when its prompt is
-/// new, and one token behind from then on.
+/// new, or when it lost its blocks to others, and one token behind otherwise.
 #[derive(Debug)]
 pub struct Sequence {
     id: SeqId,
     request: RequestId,
-    params: SamplingParams,
+    params: Arc<SamplingParams>,
     arrival: Micros,
     tokens: Vec<TokenId>,
     prompt_len: usize,
     final_len: usize,
     computed: usize,
-    /// One table for each layer group; empty while the sequence waits.
-    tables: Vec<BlockTable>,
-    /// For each layer group, the free blocks that are kept for this sequence.
-    promises: Vec<usize>,
+    pub(crate) blocks: SequenceBlocks,
+    /// How many others are to part from it when its first token is drawn.
+    pub(crate) unborn: usize,
+    /// It has no blocks yet and waits until the first of its request's sequences has computed the part that they share.
+    pub(crate) follows: bool,
+    /// Its request has been admitted before, and was preempted since.
+    pub(crate) resumes: bool,
 }
 
 impl Sequence {
-    pub(crate) fn new(id: SeqId, request: Request, final_len: usize, num_groups: usize) -> Self {
+    pub(crate) fn new(id: SeqId, request: Request, final_len: usize, blocks: SequenceBlocks) -> Self {
         Self {
             id,
             request: request.id,
-            params: request.params,
+            unborn: request.params.n as usize - 1,
+            params: Arc::new(request.params),
             arrival: request.arrival,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             final_len,
             computed: 0,
-            tables: std::iter::repeat_with(BlockTable::new).take(num_groups).collect(),
-            promises: vec![0; num_groups],
+            blocks,
+            follows: false,
+            resumes: false,
         }
     }
 
@@ -83,45 +90,61 @@ impl Sequence {
 
     /// One block table for each layer group.
     pub fn tables(&self) -> &[BlockTable] {
-        &self.tables
+        self.blocks.tables()
     }
 
-    pub(crate) fn promises(&self) -> &[usize] {
-        &self.promises
+    /// Tokens that are known and not computed.
+    pub(crate) fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
     }
 
-    /// Computed tokens whose slots the sequence still owns, over all layer groups.
-    pub(crate) fn slots_used(&self, block_size: usize) -> usize {
-        // Blocks go home only once all of their slots are computed, so this never goes below zero.
-        self.tables.iter().map(|table| self.computed - table.num_vacant() * block_size).sum()
+    /// Tokens generated.
+    pub(crate) fn output_len(&self) -> usize {
+        self.tokens.len() - self.prompt_len
     }
 
-    /// Gets a promise of all blocks to come from every group, or from none.
-    pub(crate) fn admit(&mut self, groups: &mut [Group]) -> bool {
-        let progress = self.progress();
-        if !groups.iter().all(|group| group.can_admit(progress)) {
-            return false;
+    /// Tokens in full blocks of the prompt: what the sequences of a request always share.
+    pub(crate) fn shared_len(&self, block_size: usize) -> usize {
+        self.prompt_len / block_size * block_size
+    }
+
+    /// The same tokens as far as they are computed, and the same blocks, as another of the request's continuations.
+    pub(crate) fn fork(&self, choice: u32, cache: &mut KvCache) -> Self {
+        Self {
+            id: SeqId { choice, ..self.id },
+            params: Arc::clone(&self.params),
+            tokens: self.tokens.clone(),
+            blocks: cache.fork(&self.blocks, self.computed),
+            unborn: 0,
+            ..*self
         }
-        for (group, promise) in groups.iter_mut().zip(&mut self.promises) {
-            *promise = group.admit(progress);
-        }
-        true
     }
 
-    /// Takes blocks for the next tokens, `budget` of them at most, and says which those are.
-    pub(crate) fn next_span(&mut self, groups: &mut [Group], budget: usize) -> SeqSpan {
-        let pending = self.tokens.len() - self.computed;
-        let len = pending.min(budget);
-        let (tables, promises) = (self.tables.iter_mut(), self.promises.iter_mut());
-        for (group, (table, promise)) in groups.iter_mut().zip(tables.zip(promises)) {
-            group.reserve(table, promise, self.computed + len);
-        }
-        SeqSpan { seq: self.id, start: self.computed, len, drafts: 0, samples: len == pending }
+    /// Shares what `leader` has computed, and waits for nothing any more.
+    pub(crate) fn part_from(&mut self, leader: &Sequence, cache: &mut KvCache) {
+        self.blocks = cache.fork(&leader.blocks, leader.computed);
+        self.computed = leader.computed;
+        self.follows = false;
+    }
+
+    /// Takes over what the cache holds of the tokens before `limit`: gives how many that are, and the position of the first
+    /// token that differs.
+    pub(crate) fn adopt(&mut self, found: &crate::cache::Found, cache: &mut KvCache) -> usize {
+        let cached = cache.adopt(&mut self.blocks, found);
+        self.computed += cached;
+        cached
     }
 
     /// Counts positions as computed. Those of wrong drafts are left out and get computed again with other tokens.
-    pub(crate) fn advance(&mut self, computed: usize) {
+    pub(crate) fn advance(&mut self, computed: usize, cache: &mut KvCache) {
+        cache.computed(&mut self.blocks, self.computed..computed, &self.params.cache_salt, &self.tokens);
         self.computed = computed;
+    }
+
+    /// Gives all blocks back, to be computed again from the first token on.
+    pub(crate) fn release(&mut self, cache: &mut KvCache) {
+        cache.release(&mut self.blocks);
+        self.computed = 0;
     }
 
     /// Appends sampled tokens one by one, up to the first that ends the sequence.
@@ -144,29 +167,7 @@ impl Sequence {
             }
         }
         let tokens = self.tokens[before..].to_vec();
-        StepOutput { request: self.request, seq: self.id, tokens, finish, stop_token, last: finish.is_some() }
-    }
-
-    /// Sends home what lies before each window, and renews the promises.
-    pub(crate) fn settle(&mut self, groups: &mut [Group]) {
-        let progress = self.progress();
-        let (tables, promises) = (self.tables.iter_mut(), self.promises.iter_mut());
-        for (group, (table, promise)) in groups.iter_mut().zip(tables.zip(promises)) {
-            group.settle(table, promise, progress);
-        }
-    }
-
-    /// Gives all blocks and promises back.
-    pub(crate) fn release(&mut self, groups: &mut [Group]) {
-        let (tables, promises) = (self.tables.iter_mut(), self.promises.iter_mut());
-        for (group, (table, promise)) in groups.iter_mut().zip(tables.zip(promises)) {
-            group.release(table, std::mem::take(promise));
-        }
-    }
-
-    fn progress(&self) -> Progress {
-        let pending = self.tokens.len() - self.computed;
-        Progress { computed: self.computed, pending, final_len: self.final_len }
+        StepOutput { request: self.request, seq: self.id, tokens, finish, stop_token, last: false }
     }
 }
 
@@ -178,7 +179,7 @@ mod tests {
 
     fn sequence(final_len: usize, params: SamplingParams) -> Sequence {
         let request = Request { id: RequestId(7), prompt: vec![1], params, arrival: 0 };
-        Sequence::new(SeqId { arrival: 0, choice: 0 }, request, final_len, 0)
+        Sequence::new(SeqId { arrival: 0, choice: 0 }, request, final_len, SequenceBlocks::default())
     }
 
     #[test]

@@ -6,9 +6,9 @@ use crate::request::Micros;
 /// A snapshot of the scheduler. Blocks and slots are summed over the layer groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SchedulerStats {
-    /// Sequences that hold or are promised blocks.
+    /// Sequences that run.
     pub running: usize,
-    /// Requests not yet admitted.
+    /// Sequences in the queue, new or preempted.
     pub waiting: usize,
     /// Blocks in the pools.
     pub blocks_total: usize,
@@ -89,12 +89,12 @@ impl FinishCounts {
         self.stop + self.length + self.abort + self.error
     }
 
-    pub(crate) fn count(&mut self, reason: FinishReason) {
+    pub(crate) fn count(&mut self, reason: FinishReason, number: usize) {
         *match reason {
             FinishReason::Stop => &mut self.stop,
             FinishReason::Length => &mut self.length,
             FinishReason::Abort => &mut self.abort,
             FinishReason::Error => &mut self.error,
-        } += 1;
+        } += number as u64;
     }
 }

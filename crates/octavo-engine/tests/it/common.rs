@@ -2,7 +2,7 @@
 
 use octavo_backend::conformance::{TinyModel, TinyShape};
 use octavo_backend::{Backend, TokenLogprobs, WeightFormat};
-use octavo_engine::{Engine, EngineConfig, RequestId, SamplingParams, TokenId};
+use octavo_engine::{Engine, EngineConfig, PrefixCaching, RequestId, SamplingParams, TokenId};
 use octavo_sched::Request;
 
 /// What a request came to.
@@ -35,6 +35,7 @@ pub fn tiny_config(max_num_batched_tokens: usize) -> EngineConfig {
         max_num_batched_tokens,
         eos_token_ids: vec![2],
         seed: 0,
+        prefix_cache: PrefixCaching::Off,
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use octavo_backend::{Backend, Reference, SampleRow, SpanInput, StepInputs, StepLimits};
 use octavo_backend::{DecoderSpec, GroupInputs};
 use octavo_cpu::{CpuBackend, CpuOptions};
-use octavo_engine::{Engine, EngineConfig, RequestId, SamplingParams, TokenId};
+use octavo_engine::{Engine, EngineConfig, PrefixCaching, RequestId, SamplingParams, TokenId};
 use octavo_model::Checkpoint;
 use octavo_sched::Request;
 use serde_json::Value;
@@ -172,6 +172,7 @@ pub fn engine<B: Backend>(backend: B, max_num_batched_tokens: usize) -> Engine<B
         max_num_batched_tokens,
         eos_token_ids: checkpoint.config().eos_token_ids.clone(),
         seed: 0,
+        prefix_cache: PrefixCaching::Off,
     };
     let spec = checkpoint.config().spec.clone();
     Engine::load(backend, &spec, &mut checkpoint, config).unwrap()

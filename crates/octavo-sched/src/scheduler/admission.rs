@@ -1,0 +1,111 @@
+//! Who leaves the queue: the first, if there is room for it and for what the running ones are still expected to write.
+
+use crate::cache::{Adoption, Found, Prospect};
+use crate::plan::Admitted;
+use crate::request::Micros;
+use crate::sequence::Sequence;
+
+use super::{Draft, Scheduler};
+
+impl Scheduler {
+    /// Admits waiting requests, first come first served, and gives each its first span, while the budget lasts.
+    pub(super) fn admit_waiting(&mut self, now: Micros, draft: &mut Draft) {
+        self.is_short_of_blocks = false;
+        while draft.budget > 0 && !self.waiting.is_empty() {
+            let family = self.first_waiting();
+            let seats: usize = self.waiting.iter().take(family).map(num_seats).sum();
+            if self.num_seats_taken() + seats > self.config.max_num_seqs {
+                return;
+            }
+            let found = self.find_first_waiting(family);
+            // Whoever has the pool to itself fits into it; that was checked when it came.
+            if !self.running.is_empty() && !self.fits(family, found.as_ref()) {
+                self.is_short_of_blocks = true;
+                return;
+            }
+            let index = self.admit(family, found, now, draft);
+            self.join_followers(index);
+            let is_planned = self.plan_span(index, draft);
+            debug_assert!(is_planned, "there is room for what was admitted");
+        }
+    }
+
+    /// Sequences that run or are to part from one that does.
+    pub(super) fn num_seats_taken(&self) -> usize {
+        self.running.iter().map(num_seats).sum()
+    }
+
+    /// Blocks of one layer group that the running sequences are expected to take yet.
+    pub(super) fn promised(&self, group: usize) -> usize {
+        self.running.iter().map(|sequence| self.growth(group, sequence)).sum()
+    }
+
+    /// Number of sequences, at the front of the queue, of the request that is first in it.
+    fn first_waiting(&self) -> usize {
+        let arrival = |sequence: &Sequence| sequence.id().arrival;
+        let first = self.waiting.front().map(arrival);
+        self.waiting.iter().take_while(|sequence| Some(arrival(sequence)) == first).count()
+    }
+
+    /// What the cache holds of the first waiting sequence. Where others wait for it, only what they share counts.
+    fn find_first_waiting(&self, family: usize) -> Option<Found> {
+        let first = self.waiting.front()?;
+        if first.params().skip_reading_prefix_cache {
+            return None;
+        }
+        let limit = if family > 1 { first.shared_len(self.config.block_size) } else { first.tokens().len() - 1 };
+        Some(self.cache.find(&first.blocks, &first.params().cache_salt, first.tokens(), limit))
+    }
+
+    /// Whether the free blocks are enough for the first waiting request and for the running ones.
+    fn fits(&self, family: usize, found: Option<&Found>) -> bool {
+        let none = Adoption::default();
+        (0..self.cache.num_groups()).all(|group| {
+            let adoption = found.map_or(none, |found| self.cache.adoption(group, found));
+            let needed: usize = self.waiting.iter().take(family).map(|sequence| self.growth(group, sequence)).sum();
+            let taken = needed.saturating_sub(adoption.held) + adoption.unowned;
+            taken + self.promised(group) <= self.cache.num_free(group)
+        })
+    }
+
+    /// Blocks of one layer group that a sequence, and those that are to part from it, are expected to take yet.
+    fn growth(&self, group: usize, sequence: &Sequence) -> usize {
+        let block_size = self.config.block_size;
+        let length = sequence.tokens().len() + self.expected.residual(sequence, block_size);
+        // The token at the end is never computed.
+        let total = self.cache.blocks_at(group, Prospect { stored: length - 1, pending: sequence.pending() });
+        let own = total.saturating_sub(sequence.prompt_len() / block_size);
+        if sequence.follows {
+            return own;
+        }
+        let held = sequence.tables()[group].num_held();
+        let copy = usize::from(self.cache.is_shared(group, &sequence.blocks, sequence.computed()));
+        (total + copy).saturating_sub(held) + sequence.unborn * own
+    }
+
+    /// Moves the first waiting request over and gives the place of its first sequence.
+    fn admit(&mut self, family: usize, found: Option<Found>, now: Micros, draft: &mut Draft) -> usize {
+        let mut admitted: Vec<Sequence> = self.waiting.drain(..family).collect();
+        let first = &mut admitted[0];
+        let cached_tokens = found.as_ref().map_or(0, |found| first.adopt(found, &mut self.cache));
+        if !first.resumes {
+            self.totals.admitted += 1;
+            self.totals.queue_time += now.saturating_sub(first.arrival());
+        }
+        if found.is_some() {
+            self.totals.prefix_queries += first.tokens().len() as u64;
+            self.totals.prefix_hits += cached_tokens as u64;
+        }
+        let first_difference = found.and_then(|found| found.first_difference);
+        draft.plan.admitted.push(Admitted { request: first.request(), cached_tokens, first_difference });
+        let id = first.id();
+        let index = self.running.partition_point(|sequence| sequence.id() < id);
+        self.running.splice(index..index, admitted);
+        index
+    }
+}
+
+/// Sequences that a sequence is, or will be once others have parted from it.
+fn num_seats(sequence: &Sequence) -> usize {
+    1 + sequence.unborn
+}
