@@ -18,7 +18,14 @@ def story(*, prompt: int, tokens: int, arrival: float, scheduled: float, first: 
         stop_reason=None,
     )
     metrics = RequestMetrics(
-        arrival_time=arrival, scheduled_time=scheduled, first_token_time=first, last_token_time=last
+        arrival_time=arrival,
+        scheduled_time=scheduled,
+        first_token_time=first,
+        last_token_time=last,
+        chunks=1,
+        preemptions=0,
+        cached_tokens=0,
+        first_differing_token=None,
     )
     return RequestOutput(
         request_id="0",

@@ -12,8 +12,9 @@ from octavo import InvalidRequest, RequestOutputKind, SamplingParams
 
 def test_the_defaults_are_those_that_callers_know() -> None:
     params = SamplingParams()
-    known = (params.temperature, params.top_p, params.top_k, params.min_p, params.seed, params.max_tokens)
-    assert known == (1.0, 1.0, 0, 0.0, None, 16)
+    known = (params.n, params.temperature, params.top_p, params.top_k, params.min_p, params.seed, params.max_tokens)
+    assert known == (1, 1.0, 1.0, 0, 0.0, None, 16)
+    assert (params.cache_salt, params.skip_reading_prefix_cache) == (None, False)
     assert params.output_kind is RequestOutputKind.CUMULATIVE
 
 
@@ -31,6 +32,9 @@ def test_the_defaults_are_those_that_callers_know() -> None:
         *[("ignore_eos", bad) for bad in (1, None, "yes")],
         ("detokenize", 1),
         ("skip_special_tokens", 0),
+        ("skip_reading_prefix_cache", 1),
+        *[("n", bad) for bad in (0, -1, 1.0, True, "2", None, 2**32, np.array([1, 1]))],
+        *[("cache_salt", bad) for bad in ("", b"x", 5, "a\ud800")],
     ],
 )
 def test_a_wrong_value_is_refused_by_field_with_what_was_found(field: str, value: Any) -> None:
@@ -54,6 +58,10 @@ def test_a_wrong_value_is_refused_by_field_with_what_was_found(field: str, value
         ("logprobs", -1),
         ("stop_token_ids", (1, 2)),
         ("stop_token_ids", []),
+        ("n", 2**32 - 1),
+        ("n", np.int64(3)),
+        ("cache_salt", "\u00e9"),
+        ("skip_reading_prefix_cache", True),
     ],
 )
 def test_values_at_the_edge_are_taken(field: str, value: Any) -> None:
@@ -63,8 +71,6 @@ def test_values_at_the_edge_are_taken(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
-        ("n", True),
         ("presence_penalty", 0.5),
         ("frequency_penalty", 0.5),
         ("repetition_penalty", 1.1),
@@ -73,7 +79,6 @@ def test_values_at_the_edge_are_taken(field: str, value: Any) -> None:
         ("allowed_token_ids", [1]),
         ("logit_bias", {1: 5.0}),
         ("logit_bias", np.array([1, 2])),
-        ("n", np.array([1, 1])),
         ("speculative", 1),
         ("min_tokens", 1),
         ("prompt_logprobs", 0),
@@ -81,8 +86,6 @@ def test_values_at_the_edge_are_taken(field: str, value: Any) -> None:
         ("output_kind", RequestOutputKind.DELTA),
         ("structured_outputs", {}),
         ("speculative", False),
-        ("skip_reading_prefix_cache", True),
-        ("cache_salt", "x"),
         ("user", "x"),
         ("deadline_ms", 10),
     ],

@@ -8,11 +8,20 @@ if TYPE_CHECKING:
     from octavo._octavo import __version__
     from octavo.errors import EngineDeadError, InvalidRequest, ModelLoadError, OctavoError
     from octavo.llm import LLM
-    from octavo.outputs import CompletionOutput, EngineMetrics, Logprob, RequestMetrics, RequestOutput, StreamOutput
+    from octavo.outputs import (
+        BlockState,
+        CompletionOutput,
+        EngineMetrics,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        StreamOutput,
+    )
     from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 __all__ = [
     "LLM",
+    "BlockState",
     "CompletionOutput",
     "EngineDeadError",
     "EngineMetrics",
@@ -31,6 +40,7 @@ __all__ = [
 # Where each name lives. Nothing is imported before it is asked for, so that the command line answers at once.
 _HOMES = {
     "LLM": "llm",
+    "BlockState": "outputs",
     "CompletionOutput": "outputs",
     "EngineDeadError": "errors",
     "EngineMetrics": "outputs",

@@ -30,56 +30,75 @@ def deltas(inbox: Inbox, unfinished: int) -> Iterator[Delta]:
     """What arrives until every request has ended. The short waits let Python see signals."""
     while unfinished:
         for delta in inbox.recv(_WAIT_SECONDS):
-            unfinished -= delta.finish_reason is not None
+            unfinished -= delta.last
             yield delta
 
 
 class Collector:
     """Puts the deltas of one request together."""
 
-    def __init__(self, prompt: TokenizedPrompt, request: int, seed: int) -> None:
+    def __init__(self, prompt: TokenizedPrompt, request_id: str, seed: int, *, num_choices: int) -> None:
         self._prompt = prompt
-        self._request = request
+        self._request_id = request_id
         self._seed = seed
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: SampleLogprobs = []
-        self._cumulative_logprob = 0.0
-        self._last: Delta | None = None
+        self._choices = [_Choice(index) for index in range(num_choices)]
+        self._metrics: RequestMetrics | None = None
+        self.finished = False
+        """Whether nothing more comes."""
 
     def add(self, delta: Delta) -> None:
         """Take the next delta."""
-        token_ids = delta.token_ids
-        self._texts.append(delta.text)
-        self._token_ids += token_ids
-        for token, logprobs in zip(token_ids, _logprobs(delta) or (), strict=False):
-            self._logprobs.append(logprobs)
-            self._cumulative_logprob += logprobs[token].logprob
-        self._last = delta
+        self._choices[delta.choice].add(delta)
+        self._metrics = _metrics(delta) or self._metrics
+        self.finished = delta.last
 
     def output(self) -> RequestOutput:
-        """The request as far as it has come."""
-        last = self._last
-        asked = bool(self._logprobs)
-        completion = CompletionOutput(
-            index=0,
-            text="".join(self._texts),
-            token_ids=self._token_ids,
-            cumulative_logprob=self._cumulative_logprob if asked else None,
-            logprobs=self._logprobs if asked else None,
-            finish_reason=None if last is None else _finish_reason(last),
-            stop_reason=None if last is None else last.stop_reason,
-        )
+        """The request as far as it has come; later deltas do not change what is given out."""
         return RequestOutput(
-            request_id=str(self._request),
+            request_id=self._request_id,
             seed=self._seed,
             prompt=self._prompt.text,
             prompt_token_ids=self._prompt.token_ids,
             prompt_logprobs=None,
-            outputs=[completion],
-            finished=completion.finish_reason is not None,
-            metrics=None if last is None else _metrics(last),
-            num_cached_tokens=0,
+            outputs=[choice.output() for choice in self._choices],
+            finished=self.finished,
+            metrics=self._metrics,
+            num_cached_tokens=0 if self._metrics is None else self._metrics.cached_tokens,
+        )
+
+
+class _Choice:
+    """One continuation as far as it has come."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: SampleLogprobs = []
+        self._cumulative_logprob = 0.0
+        self._finish_reason: FinishReason | None = None
+        self._stop_reason: int | None = None
+
+    def add(self, delta: Delta) -> None:
+        token_ids = delta.token_ids
+        self._text += delta.text
+        self._token_ids += token_ids
+        for token, logprobs in zip(token_ids, _logprobs(delta) or (), strict=False):
+            self._logprobs.append(logprobs)
+            self._cumulative_logprob += logprobs[token].logprob
+        self._finish_reason = _finish_reason(delta)
+        self._stop_reason = delta.stop_reason
+
+    def output(self) -> CompletionOutput:
+        asked = bool(self._logprobs)
+        return CompletionOutput(
+            index=self._index,
+            text=self._text,
+            token_ids=self._token_ids.copy(),
+            cumulative_logprob=self._cumulative_logprob if asked else None,
+            logprobs=self._logprobs.copy() if asked else None,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
         )
 
 
@@ -102,7 +121,7 @@ class OutputStream(Iterator[StreamOutput]):
         try:
             while not self._arrived and self._unfinished:
                 arrived = self._inbox.recv(_WAIT_SECONDS)
-                self._unfinished -= sum(delta.finish_reason is not None for delta in arrived)
+                self._unfinished -= sum(delta.last for delta in arrived)
                 self._arrived.extend(arrived)
         except BaseException:
             self.close()
@@ -123,6 +142,7 @@ def _stream_output(delta: Delta, index: int) -> StreamOutput:
     """One delta for whoever reads a stream."""
     return StreamOutput(
         index=index,
+        choice=delta.choice,
         text=delta.text,
         token_ids=delta.token_ids,
         logprobs=_logprobs(delta),
@@ -152,9 +172,16 @@ def _logprobs(delta: Delta) -> SampleLogprobs | None:
 
 
 def _metrics(delta: Delta) -> RequestMetrics | None:
-    if delta.times is None:
+    story = delta.story
+    if story is None:
         return None
-    arrival, scheduled, first_token, last_token = delta.times
     return RequestMetrics(
-        arrival_time=arrival, scheduled_time=scheduled, first_token_time=first_token, last_token_time=last_token
+        arrival_time=story.arrival,
+        scheduled_time=story.scheduled,
+        first_token_time=story.first_token,
+        last_token_time=story.last_token,
+        chunks=story.chunks,
+        preemptions=story.preemptions,
+        cached_tokens=story.cached_tokens,
+        first_differing_token=story.first_difference,
     )

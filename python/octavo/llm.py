@@ -15,7 +15,7 @@ from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.lower import lowered, params_of_each
 from octavo.models import resolve
 from octavo.options import check_choice, checked_engine_options, refuse_others, template_source, tokenizer_file
-from octavo.outputs import EngineMetrics, RequestOutput
+from octavo.outputs import BlockState, EngineMetrics, RequestOutput
 from octavo.prompts import Prompts, TokenizedPrompt, TokensPrompt, checked_token_ids, tokenized_prompts
 from octavo.sampling_params import SamplingParams
 from octavo.shown import shown
@@ -51,6 +51,7 @@ class LLM:
         num_kv_blocks: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
+        enable_prefix_caching: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         generation_config: Literal["auto", "octavo"] = "auto",
         served_model_name: str | None = None,
@@ -77,6 +78,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_kv_blocks=num_kv_blocks,
+            enable_prefix_caching=enable_prefix_caching,
         )
         check_choice("dtype", dtype, "auto")
         check_choice("device", device, "auto", "cpu", "reference")
@@ -217,6 +219,19 @@ class LLM:
         self._check_usable()
         return EngineMetrics.of(self._core.stats())
 
+    def reset_prefix_cache(self) -> int:
+        """Forget what the prefix cache holds; returns the number of KV blocks that could have been found.
+
+        Requests that run keep their blocks. Whatever is submitted later computes its whole prompt.
+        """
+        self._check_usable()
+        return self._core.reset_prefix_cache()
+
+    def block_map(self) -> list[list[BlockState]]:
+        """Every KV block of each layer group, as of the end of the engine's current step."""
+        self._check_usable()
+        return [[BlockState(*block) for block in group] for group in self._core.block_map()]
+
     def close(self) -> None:
         """End the engine and give its memory back; calls that still run get `EngineDeadError`. May be called again.
 
@@ -325,8 +340,8 @@ class LLM:
                 inbox, [prompt.token_ids for prompt in prompts], lowered(params, vocab_size=self._core.vocab_size)
             )
             collectors = {
-                request: Collector(prompt, request, seed)
-                for prompt, (request, seed) in zip(prompts, accepted, strict=True)
+                request: Collector(prompt, str(request), seed, num_choices=one.n)
+                for prompt, one, (request, seed) in zip(prompts, params, accepted, strict=True)
             }
             progress = cleanup.enter_context(_Progress(len(prompts))) if use_tqdm else None
             for delta in deltas(inbox, len(collectors)):
@@ -374,7 +389,7 @@ class _Progress:
 
     def add(self, delta: Delta) -> None:
         self._tokens += len(delta.token_ids)
-        if delta.finish_reason is not None:
+        if delta.last:
             rate = self._tokens / max(time.monotonic() - self._started, 1e-9)
             self._bar.set_postfix_str(f"output: {rate:.1f} tok/s", refresh=False)
             self._bar.update()

@@ -54,6 +54,7 @@ def _lowered(params: SamplingParams, index: int, vocab_size: int) -> RequestPara
             f"prompt {index}: logprobs: found {logprobs}, expected at most {vocab_size}, the size of the vocabulary"
         )
     return {
+        "n": params.n,
         "temperature": params.temperature,
         "top_k": min(max(params.top_k, 0), _MAX_COUNT),
         "top_p": params.top_p,
@@ -65,4 +66,6 @@ def _lowered(params: SamplingParams, index: int, vocab_size: int) -> RequestPara
         "logprobs": vocab_size if logprobs == -1 else logprobs,
         "detokenize": params.detokenize,
         "skip_special_tokens": params.skip_special_tokens,
+        "cache_salt": params.cache_salt,
+        "skip_reading_prefix_cache": params.skip_reading_prefix_cache,
     }

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
     from octavo._octavo import EngineOptions
 
-# Options that are known and have no effect yet, with what says just that. There is no prefix cache to switch off.
-_LATER: dict[str, tuple[str | bool | None, ...]] = {
+# Options that are known and have no effect yet, with what says just that.
+_LATER: dict[str, tuple[str | None, ...]] = {
     "quantization": (None,),
     "kv_cache_dtype": ("auto",),
-    "enable_prefix_caching": (False, None),
     "scheduling_policy": ("fcfs",),
     "speculative_config": (None,),
     "scheduler": ("continuous",),
@@ -75,6 +74,7 @@ def checked_engine_options(
     max_num_batched_tokens: int,
     kv_cache_memory_bytes: int | None,
     num_kv_blocks: int | None,
+    enable_prefix_caching: bool,
 ) -> EngineOptions:
     """Check each option by itself; what depends on the model is checked when it is loaded."""
     if kv_cache_memory_bytes is not None and num_kv_blocks is not None:
@@ -88,7 +88,14 @@ def checked_engine_options(
         "max_num_batched_tokens": _integer("max_num_batched_tokens", max_num_batched_tokens, 1, _MAX_COUNT),
         "kv_cache_memory_bytes": _optional("kv_cache_memory_bytes", kv_cache_memory_bytes, _MAX_SIZE),
         "num_kv_blocks": _optional("num_kv_blocks", num_kv_blocks, _MAX_COUNT),
+        "enable_prefix_caching": _flag("enable_prefix_caching", enable_prefix_caching),
     }
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name}: found {shown(value)}, expected True or False")
+    return value
 
 
 def _optional(name: str, value: object, most: int, *, least: int = 1) -> int | None:

@@ -34,6 +34,15 @@ class RequestMetrics:
     """When it left the queue; None if it ended before."""
     first_token_time: float | None
     last_token_time: float | None
+    chunks: int
+    """Pieces in which the prompt was computed, and whatever a preemption took."""
+    preemptions: int
+    """Times that it lost its KV blocks to others and was computed again."""
+    cached_tokens: int
+    """Prompt tokens that were found in the prefix cache."""
+    first_differing_token: int | None
+    """Where the prompt parts from what the prefix cache held: the position of the first token that was another one.
+    None if all was found that could be, if nobody looked, or if the cache held nothing that began alike."""
 
     @property
     def time_in_queue(self) -> float | None:
@@ -74,24 +83,41 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics | None
+    """Present once a continuation has ended."""
     num_cached_tokens: int
+    """Prompt tokens that were found in the prefix cache; 0 as long as `metrics` is None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOutput:
-    """What one step added to one of the prompts handed to `LLM.stream`."""
+    """What one step added to a continuation of one of the prompts handed to `LLM.stream`."""
 
     index: int
     """Which prompt, in the order in which they were given."""
+    choice: int
+    """Which of the prompt's `n` continuations."""
     text: str
     """The text that became complete; may be empty while a character is not."""
     token_ids: list[int]
     logprobs: SampleLogprobs | None
     finished: bool
+    """Whether the continuation has ended."""
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     metrics: RequestMetrics | None
-    """Present with the last output of a prompt."""
+    """Present with the last output of a continuation."""
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """A KV block as it is now."""
+
+    owners: int
+    """Sequences that hold it; 0 for a free block."""
+    filled: int
+    """Token slots that hold something."""
+    cached: bool
+    """Whether a new request could find what it holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,16 +125,34 @@ class EngineMetrics:
     """A snapshot of the engine. Blocks and slots are summed over the model's layer groups."""
 
     running: int
-    """Requests that hold or are promised KV blocks."""
+    """Sequences that hold KV blocks: continuations of requests, each counted once."""
     waiting: int
+    """Requests in the queue."""
     kv_blocks_total: int
     kv_blocks_free: int
+    """Blocks without an owner, those included whose content could be found again."""
+    kv_blocks_cached: int
+    """Blocks, with an owner or without, whose content a new request could find."""
+    kv_blocks_shared: int
+    """Blocks with more than one owner."""
+    kv_blocks_saved: int
+    """Blocks that sharing saves: owners beyond the first, summed over all blocks."""
+    kv_blocks_copied: int
+    """Blocks copied so far, since a sequence was to write where others read."""
     kv_blocks_promised: int
-    """Free blocks that running requests may yet take."""
+    """Free blocks that running sequences are expected to take yet."""
     kv_blocks_peak: int
     """Most blocks that were in use after any step."""
     kv_slots_allocated: int
+    """Token slots of the blocks that have an owner, each block counted once."""
     kv_slots_used: int
+    """Slots among them that hold a token."""
+    kv_slots_reserved: int
+    """Slots among them that are empty and may be filled yet."""
+    kv_slots_internal: int
+    """Slots among them that are empty and stay so, since the owner ends before."""
+    kv_slots_external: int
+    """Slots in free blocks while a request waits that does not fit into them."""
     kv_slot_steps_allocated: int
     """Allocated slots summed over all steps so far."""
     kv_slot_steps_used: int
@@ -123,7 +167,13 @@ class EngineMetrics:
     """Time that all admitted requests spent waiting."""
     requests_admitted: int
     requests_finished: dict[str, int]
-    """By finish reason."""
+    """Continuations ended, by finish reason."""
+    preemptions: int
+    """Times that a request lost its blocks and went back to the queue."""
+    prefix_cache_queries: int
+    """Tokens looked up in the prefix cache."""
+    prefix_cache_hits: int
+    """Tokens found there."""
 
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> EngineMetrics:
@@ -133,10 +183,17 @@ class EngineMetrics:
             waiting=counts["waiting"],
             kv_blocks_total=counts["blocks_total"],
             kv_blocks_free=counts["blocks_free"],
+            kv_blocks_cached=counts["blocks_cached"],
+            kv_blocks_shared=counts["blocks_shared"],
+            kv_blocks_saved=counts["blocks_saved"],
+            kv_blocks_copied=counts["blocks_copied"],
             kv_blocks_promised=counts["blocks_promised"],
             kv_blocks_peak=counts["blocks_peak"],
             kv_slots_allocated=counts["slots_allocated"],
             kv_slots_used=counts["slots_used"],
+            kv_slots_reserved=counts["slots_reserved"],
+            kv_slots_internal=counts["slots_internal"],
+            kv_slots_external=counts["slots_external"],
             kv_slot_steps_allocated=counts["slot_steps_allocated"],
             kv_slot_steps_used=counts["slot_steps_used"],
             steps=counts["steps"],
@@ -147,6 +204,9 @@ class EngineMetrics:
             queue_seconds=counts["queue_time"] * 1e-6,
             requests_admitted=counts["admitted"],
             requests_finished={reason: counts[f"finished_{reason}"] for reason in ("stop", "length", "abort", "error")},
+            preemptions=counts["preemptions"],
+            prefix_cache_queries=counts["prefix_queries"],
+            prefix_cache_hits=counts["prefix_hits"],
         )
 
     @property

@@ -14,11 +14,11 @@ from octavo.shown import shown
 
 _MAX_SEED = 2**64 - 1
 _MAX_TOKEN = 2**32 - 1
+_MAX_CHOICES = 2**32 - 1
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 
 # Fields that have no effect yet: only their default is taken.
 _LATER = (
-    "n",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
@@ -32,8 +32,6 @@ _LATER = (
     "output_kind",
     "structured_outputs",
     "speculative",
-    "skip_reading_prefix_cache",
-    "cache_salt",
     "user",
     "deadline_ms",
 )
@@ -56,6 +54,9 @@ class SamplingParams:
     was expected.
     """
 
+    n: int = 1
+    """How many continuations to generate. They share the prompt's KV blocks and differ in their noise: number 0 is what
+    a request for one gives with the same seed, and all of them are equal if the temperature is 0."""
     temperature: float = 1.0
     """Divides the logits; 0 is greedy. Values below 1e-5 are greedy too."""
     top_p: float = 1.0
@@ -78,8 +79,12 @@ class SamplingParams:
     """Turn the tokens into text; without it the text is empty."""
     skip_special_tokens: bool = True
     """Control tokens give no text."""
+    cache_salt: str | None = None
+    """KV blocks are shared only with requests of the same salt, so that nobody learns from the time to the first token
+    what others have asked. None is a salt of its own."""
+    skip_reading_prefix_cache: bool = False
+    """Compute the whole prompt, though the prefix cache may hold its beginning."""
 
-    n: int = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -93,14 +98,13 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     structured_outputs: object | None = None
     speculative: bool = True
-    skip_reading_prefix_cache: bool = False
-    cache_salt: str | None = None
     user: str | None = None
     deadline_ms: float | None = None
 
     def __post_init__(self) -> None:
         """Check every field, and keep the numbers in their plain types."""
         self._refuse_what_comes_later()
+        self._set("n", _integer("n", self.n, f"an integer from 1 to {_MAX_CHOICES}", 1, _MAX_CHOICES))
         self._set(
             "temperature", _number("temperature", self.temperature, "a finite number from 0", 0.0, _LARGEST_FLOAT32)
         )
@@ -117,7 +121,9 @@ class SamplingParams:
             self._set("logprobs", _integer("logprobs", self.logprobs, "None, -1 or an integer from 0", -1, None))
         if self.stop_token_ids is not None:
             self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens"):
+        if self.cache_salt is not None:
+            self._set("cache_salt", _salt(self.cache_salt))
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "skip_reading_prefix_cache"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "True or False")
 
@@ -176,6 +182,17 @@ def _integer(name: str, value: object, expected: str, least: int, most: int | No
     if number < least or (most is not None and number > most):
         raise _wrong(name, value, expected)
     return number
+
+
+def _salt(value: object) -> str:
+    expected = "None or a text of at least one character"
+    if not isinstance(value, str) or not value:
+        raise _wrong("cache_salt", value, expected)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _wrong("cache_salt", value, f"{expected}, without lone surrogates") from None
+    return str(value)
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:

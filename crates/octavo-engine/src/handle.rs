@@ -8,7 +8,7 @@ use std::sync::{
 use std::{thread::JoinHandle, time::Instant};
 
 use octavo_backend::Backend;
-use octavo_sched::{AdmissionLimits, Micros, Request, RequestId, SamplingParams, TokenId};
+use octavo_sched::{AdmissionLimits, BlockState, Micros, Request, RequestId, SamplingParams, TokenId};
 
 use crate::{
     Engine, EngineDead, Inbox, Stats, SubmitError,
@@ -101,9 +101,31 @@ impl EngineHandle {
     /// # Errors
     /// A dead engine.
     pub fn stats(&self) -> Result<Stats, EngineDead> {
-        let (reply, answer) = channel();
-        self.send(Command::Stats(reply))?;
-        answer.recv().map_err(|_| self.dead())
+        self.ask(Command::Stats)
+    }
+
+    /// The state of every KV block, group by group, as of the end of the current step.
+    ///
+    /// # Errors
+    /// A dead engine.
+    pub fn block_map(&self) -> Result<Vec<Vec<BlockState>>, EngineDead> {
+        self.ask(Command::BlockMap)
+    }
+
+    /// Forgets what the prefix cache holds and gives the number of blocks whose content could have been found. Requests
+    /// that run keep their blocks; whatever is submitted later finds none of today's.
+    ///
+    /// # Errors
+    /// A dead engine.
+    pub fn reset_prefix_cache(&self) -> Result<usize, EngineDead> {
+        self.ask(Command::ResetPrefixCache)
+    }
+
+    /// Makes the engine's thread panic after its current step, as a faulty kernel would: for tests of what callers see
+    /// then. It cannot be undone.
+    pub fn inject_panic(&self, message: &str) {
+        // A dead engine cannot die again.
+        let _ = self.send(Command::Panic(message.to_owned()));
     }
 
     /// Ends the engine after its current step and waits for it. Requests that still run end with an event.
@@ -143,6 +165,12 @@ impl EngineHandle {
     fn dead(&self) -> EngineDead {
         let reason = self.obituary.get().cloned();
         EngineDead { reason: reason.unwrap_or_else(|| "its thread is gone".into()) }
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, EngineDead> {
+        let (reply, answer) = channel();
+        self.send(command(reply))?;
+        answer.recv().map_err(|_| self.dead())
     }
 
     fn send(&self, command: Command) -> Result<(), EngineDead> {

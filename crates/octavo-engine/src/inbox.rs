@@ -1,8 +1,7 @@
 //! Where results arrive: each caller opens an inbox and finds there what its requests gained.
 
 use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicU64, Ordering},
+    Arc, Mutex, PoisonError,
     mpsc::{Receiver, RecvTimeoutError, Sender, channel},
 };
 use std::time::Duration;
@@ -76,20 +75,30 @@ pub struct Inbox {
     receiver: Mutex<Receiver<Event>>,
 }
 
-/// Where to send an inbox's events.
+/// Where to send an inbox's events. Clones share the sender, so that its place in memory tells inboxes apart.
 #[derive(Debug, Clone)]
-pub(crate) struct Address {
-    pub(crate) id: u64,
-    pub(crate) sender: Sender<Event>,
+pub(crate) struct Address(Arc<Sender<Event>>);
+
+/// Tells the addresses of inboxes apart for as long as one of them exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct AddressId(usize);
+
+impl Address {
+    pub(crate) fn id(&self) -> AddressId {
+        AddressId(Arc::as_ptr(&self.0).addr())
+    }
+
+    /// Whether there is still an inbox to send to.
+    pub(crate) fn send(&self, event: Event) -> bool {
+        self.0.send(event).is_ok()
+    }
 }
 
 impl Inbox {
     /// An empty inbox, for any number of requests.
     pub fn new() -> Inbox {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         let (sender, receiver) = channel();
-        let address = Address { id: NEXT.fetch_add(1, Ordering::Relaxed), sender };
-        Inbox { address, receiver: Mutex::new(receiver) }
+        Inbox { address: Address(Arc::new(sender)), receiver: Mutex::new(receiver) }
     }
 
     /// Waits for the next event up to `timeout`, then takes whatever else is there; empty when time ran out.

@@ -7,15 +7,21 @@ use std::sync::{
 };
 
 use octavo_backend::Backend;
-use octavo_sched::{Request, RequestId};
+use octavo_sched::{BlockState, Request, RequestId};
 
-use crate::{Engine, EngineError, Event, Output, Stats, inbox::Address};
+use crate::{
+    Engine, EngineError, Event, Output, Stats,
+    inbox::{Address, AddressId},
+};
 
 /// What a handle asks of the thread.
 pub(crate) enum Command {
     Add(Vec<Request>, Address),
     Abort(Vec<RequestId>),
     Stats(Sender<Stats>),
+    BlockMap(Sender<Vec<Vec<BlockState>>>),
+    ResetPrefixCache(Sender<usize>),
+    Panic(String),
     Shutdown,
 }
 
@@ -33,23 +39,28 @@ pub(crate) fn run<B: Backend>(engine: Engine<B>, commands: Receiver<Command>, ob
         Err(panic) => format!("a panic: {}", panic_message(panic.as_ref())),
     };
     let reason = obituary.get_or_init(|| reason).clone();
-    let mut addresses: BTreeMap<u64, Address> =
-        worker.addresses.into_values().map(|address| (address.id, address)).collect();
+    let mut addresses: BTreeMap<AddressId, Address> =
+        worker.addresses.into_values().map(|address| (address.id(), address)).collect();
     // Whoever submits after this loop sees the obituary, which was written before it.
     for command in commands.try_iter() {
         if let Command::Add(_, address) = command {
-            addresses.insert(address.id, address);
+            addresses.insert(address.id(), address);
         }
     }
     for address in addresses.into_values() {
         // A caller that has gone needs no answer.
-        let _ = address.sender.send(Event::Died(reason.clone()));
+        let _ = address.send(Event::Died(reason.clone()));
     }
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+fn answer<T>(reply: &Sender<T>, answer: T) {
+    // The asker may have given up.
+    let _ = reply.send(answer);
 }
 
 struct Worker<B: Backend> {
@@ -82,10 +93,10 @@ impl<B: Backend> Worker<B> {
         match command {
             Command::Add(requests, address) => requests.into_iter().for_each(|request| self.add(request, &address)),
             Command::Abort(ids) => self.abort(&ids),
-            Command::Stats(reply) => {
-                // The asker may have given up.
-                let _ = reply.send(self.engine.stats());
-            }
+            Command::Stats(reply) => answer(&reply, self.engine.stats()),
+            Command::BlockMap(reply) => answer(&reply, self.engine.block_map()),
+            Command::ResetPrefixCache(reply) => answer(&reply, self.engine.reset_prefix_cache()),
+            Command::Panic(message) => panic!("{message}"),
             Command::Shutdown => return std::ops::ControlFlow::Break(()),
         }
         std::ops::ControlFlow::Continue(())
@@ -109,7 +120,7 @@ impl<B: Backend> Worker<B> {
 
     /// Sends each inbox its outputs, once. An inbox that is gone has its requests aborted.
     fn deliver(&mut self, outputs: Vec<Output>) {
-        let mut mail: BTreeMap<u64, (Address, Vec<Output>)> = BTreeMap::new();
+        let mut mail: BTreeMap<AddressId, (Address, Vec<Output>)> = BTreeMap::new();
         for output in outputs {
             let address = if output.last {
                 self.addresses.remove(&output.request)
@@ -117,13 +128,13 @@ impl<B: Backend> Worker<B> {
                 self.addresses.get(&output.request).cloned()
             };
             if let Some(address) = address {
-                mail.entry(address.id).or_insert_with(|| (address, Vec::new())).1.push(output);
+                mail.entry(address.id()).or_insert_with(|| (address, Vec::new())).1.push(output);
             }
         }
         for (id, (address, outputs)) in mail {
-            if address.sender.send(Event::Outputs(outputs)).is_err() {
+            if !address.send(Event::Outputs(outputs)) {
                 let orphans: Vec<RequestId> =
-                    self.addresses.iter().filter(|(_, address)| address.id == id).map(|(&id, _)| id).collect();
+                    self.addresses.iter().filter(|(_, address)| address.id() == id).map(|(&id, _)| id).collect();
                 for orphan in orphans {
                     self.engine.abort(orphan);
                     self.addresses.remove(&orphan);

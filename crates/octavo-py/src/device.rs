@@ -28,6 +28,9 @@ pub struct Options {
     pub max_num_batched_tokens: usize,
     pub kv_cache_memory_bytes: Option<usize>,
     pub num_kv_blocks: Option<usize>,
+    // TODO: to be passed on once the engine's configuration has a place for it.
+    #[expect(dead_code)]
+    pub enable_prefix_caching: bool,
 }
 
 /// A running engine and what it took.

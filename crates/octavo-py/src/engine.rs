@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use octavo_engine::{EngineHandle, RequestId, SamplingParams, Submission};
+use octavo_engine::{BlockState, EngineHandle, RequestId, SamplingParams, Submission};
 use octavo_model::{Checkpoint, MemoryPlan, ModelConfig, TokenizerSource};
 use pyo3::{prelude::*, types::PyDict};
 
@@ -36,6 +36,7 @@ pub struct Core {
 #[derive(Debug, Clone, FromPyObject)]
 #[pyo3(from_item_all)]
 struct RequestParams {
+    n: u32,
     temperature: f32,
     top_k: u32,
     top_p: f32,
@@ -47,7 +48,12 @@ struct RequestParams {
     logprobs: Option<u32>,
     detokenize: bool,
     skip_special_tokens: bool,
+    cache_salt: Option<String>,
+    skip_reading_prefix_cache: bool,
 }
+
+/// A KV block: sequences that hold it, slots that are filled, and whether a new request could find its content.
+type BlockRow = (u32, u32, bool);
 
 #[pymethods]
 impl Core {
@@ -118,10 +124,17 @@ impl Core {
             ("waiting", scheduler.waiting as u64),
             ("blocks_total", scheduler.blocks_total as u64),
             ("blocks_free", scheduler.blocks_free as u64),
+            ("blocks_cached", scheduler.blocks_cached as u64),
+            ("blocks_shared", scheduler.blocks_shared as u64),
+            ("blocks_saved", scheduler.blocks_saved as u64),
+            ("blocks_copied", scheduler.blocks_copied),
             ("blocks_promised", scheduler.blocks_promised as u64),
             ("blocks_peak", stats.most_blocks_used as u64),
             ("slots_allocated", scheduler.slots_allocated as u64),
             ("slots_used", scheduler.slots_used as u64),
+            ("slots_reserved", scheduler.slots_reserved as u64),
+            ("slots_internal", scheduler.slots_internal as u64),
+            ("slots_external", scheduler.slots_external as u64),
             ("slot_steps_allocated", stats.slot_steps_allocated),
             ("slot_steps_used", stats.slot_steps_used),
             ("steps", scheduler.steps),
@@ -129,6 +142,9 @@ impl Core {
             ("prompt_tokens", stats.prompt_tokens),
             ("generation_tokens", stats.generation_tokens),
             ("admitted", scheduler.admitted),
+            ("preemptions", scheduler.preemptions),
+            ("prefix_queries", scheduler.prefix_queries),
+            ("prefix_hits", scheduler.prefix_hits),
             ("queue_time", scheduler.queue_time),
             ("busy_time", stats.busy),
             ("finished_stop", scheduler.finished.stop),
@@ -141,6 +157,23 @@ impl Core {
             dict.set_item(name, count)?;
         }
         Ok(dict)
+    }
+
+    /// Every KV block, group by group, as of the end of the current step: owners, filled slots, whether it can be found.
+    fn block_map(&self, py: Python<'_>) -> PyResult<Vec<Vec<BlockRow>>> {
+        let map = py.detach(|| self.handle.block_map()).map_err(|error| errors::dead(&error))?;
+        let row = |block: BlockState| (block.owners, block.filled, block.cached);
+        Ok(map.into_iter().map(|group| group.into_iter().map(row).collect()).collect())
+    }
+
+    /// Forget what the prefix cache holds; returns the number of blocks that could have been found.
+    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<usize> {
+        py.detach(|| self.handle.reset_prefix_cache()).map_err(|error| errors::dead(&error))
+    }
+
+    /// Make the engine's thread panic, as a faulty kernel would: for tests.
+    fn inject_panic(&self, py: Python<'_>, message: &str) {
+        py.detach(|| self.handle.inject_panic(message));
     }
 
     /// End the engine after its current step and give its memory back.
@@ -244,10 +277,9 @@ impl Core {
 impl Core {
     fn reader(&self, params: &RequestParams) -> Reader {
         let control = if params.skip_special_tokens { ControlTokensIn::Skipped } else { ControlTokensIn::Kept };
-        let tokenizer = self.tokenizer.as_deref().filter(|_| params.detokenize);
         // A token that is both is the model's own end, unless that is ignored.
         let own = |id: &&u32| params.ignore_eos || !self.config.eos_token_ids.contains(id);
-        Reader::new(tokenizer, control, params.stop_token_ids.iter().filter(own).copied().collect())
+        Reader::new(params.detokenize.then_some(control), params.stop_token_ids.iter().filter(own).copied().collect())
     }
 }
 
@@ -262,9 +294,7 @@ impl Drop for Core {
 
 fn submission(prompt: Vec<u32>, params: RequestParams) -> Submission {
     let sampling = SamplingParams {
-        n: 1,
-        cache_salt: Vec::new(),
-        skip_reading_prefix_cache: false,
+        n: params.n,
         temperature: params.temperature,
         top_k: params.top_k,
         top_p: params.top_p,
@@ -274,6 +304,8 @@ fn submission(prompt: Vec<u32>, params: RequestParams) -> Submission {
         stop_token_ids: params.stop_token_ids,
         ignore_eos: params.ignore_eos,
         logprobs: params.logprobs,
+        cache_salt: params.cache_salt.map(String::into_bytes).unwrap_or_default(),
+        skip_reading_prefix_cache: params.skip_reading_prefix_cache,
     };
     Submission { prompt, seed: params.seed, params: sampling }
 }

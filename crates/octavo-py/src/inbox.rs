@@ -1,7 +1,7 @@
 //! Where Python finds what its requests gained. Tokens become text here, on the caller's thread, without the GIL.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -33,12 +33,15 @@ pub struct InboxClass {
     process: u32,
 }
 
-/// What one step gave to one request.
+/// What one step gave to one continuation of a request.
 #[pyclass(module = "octavo._octavo", frozen)]
 pub struct Delta {
     /// The request's id.
     #[pyo3(get)]
     request: u64,
+    /// Which of its continuations.
+    #[pyo3(get)]
+    choice: u32,
     /// The text that became complete.
     #[pyo3(get)]
     text: String,
@@ -48,36 +51,80 @@ pub struct Delta {
     /// For each token: itself, then the likeliest ones, as (id, log-probability, rank, text). None if not asked for.
     #[pyo3(get)]
     logprobs: Option<Vec<Vec<TokenReport>>>,
-    /// Why the request ended; None while it goes on.
+    /// Why the continuation ended; None while it goes on.
     #[pyo3(get)]
     finish_reason: Option<&'static str>,
     /// The stop token that the caller had asked for.
     #[pyo3(get)]
     stop_reason: Option<u32>,
-    /// With the last output: arrival, scheduled, first token and last token, in seconds of `time.monotonic`.
+    /// Whether nothing more comes for the request.
     #[pyo3(get)]
-    times: Option<Times>,
+    last: bool,
+    /// With the last output of a continuation: what happened to the request so far.
+    #[pyo3(get)]
+    story: Option<StoryClass>,
 }
 
 type TokenReport = (u32, f32, u32, Option<String>);
-type Times = (f64, Option<f64>, Option<f64>, Option<f64>);
+
+/// What happened to a request. Times are in seconds of `time.monotonic`.
+#[pyclass(name = "Story", module = "octavo._octavo", frozen, get_all)]
+#[derive(Debug, Clone, Copy)]
+pub struct StoryClass {
+    /// It was submitted.
+    arrival: f64,
+    /// It left the queue; None if it ended before.
+    scheduled: Option<f64>,
+    /// Its first token was there.
+    first_token: Option<f64>,
+    /// Its last token was there.
+    last_token: Option<f64>,
+    /// Pieces in which its prompt was computed, and whatever a preemption took.
+    chunks: u32,
+    /// Times that it lost its blocks.
+    preemptions: u32,
+    /// Prompt tokens found in the prefix cache.
+    cached_tokens: usize,
+    /// The position of the first token that differed from what the cache held.
+    first_difference: Option<usize>,
+}
+
+impl StoryClass {
+    fn new(story: &Story, clock_offset: f64) -> StoryClass {
+        let seconds = |at: Micros| at as f64 * 1e-6 + clock_offset;
+        StoryClass {
+            arrival: seconds(story.arrival),
+            scheduled: story.scheduled.map(seconds),
+            first_token: story.first_token.map(seconds),
+            last_token: story.last_token.map(seconds),
+            chunks: story.chunks,
+            preemptions: story.preemptions,
+            cached_tokens: story.cached_tokens,
+            first_difference: story.first_difference,
+        }
+    }
+}
 
 /// What has to be remembered of a request to read its outputs.
 pub(crate) struct Reader {
-    stream: Option<TextStream>,
+    /// What becomes of control tokens; `None` if no text is wanted.
+    control: Option<ControlTokensIn>,
+    /// The text of each continuation that has begun.
+    streams: BTreeMap<u32, TextStream>,
     /// The caller's own stop tokens.
     stop_token_ids: Vec<u32>,
 }
 
 impl Reader {
-    pub(crate) fn new(tokenizer: Option<&Tokenizer>, control: ControlTokensIn, stop_token_ids: Vec<u32>) -> Reader {
-        Reader { stream: tokenizer.map(|tokenizer| TextStream::new(tokenizer, control)), stop_token_ids }
+    pub(crate) fn new(control: Option<ControlTokensIn>, stop_token_ids: Vec<u32>) -> Reader {
+        Reader { control, streams: BTreeMap::new(), stop_token_ids }
     }
 
-    /// The text that an output completes. The token that stops a request gives none.
+    /// The text that an output completes. The token that stops a continuation gives none.
     fn text(&mut self, tokenizer: &Tokenizer, output: &Output) -> String {
         let mut text = String::new();
-        let Some(stream) = &mut self.stream else { return text };
+        let Some(control) = self.control else { return text };
+        let stream = self.streams.entry(output.choice).or_insert_with(|| TextStream::new(tokenizer, control));
         let stopped = output.finish.is_some_and(|finish| finish.reason == FinishReason::Stop);
         let readable = output.tokens.len() - usize::from(stopped && !output.tokens.is_empty());
         for &token in &output.tokens[..readable] {
@@ -85,6 +132,7 @@ impl Reader {
         }
         if output.finish.is_some() {
             stream.finish(tokenizer, &mut text);
+            self.streams.remove(&output.choice);
         }
         text
     }
@@ -151,19 +199,21 @@ impl InboxClass {
         let reader = requests.get_mut(&output.request)?;
         let text = self.tokenizer.as_deref().map(|tokenizer| reader.text(tokenizer, &output)).unwrap_or_default();
         let stop_reason = output.finish.as_ref().and_then(|finish| reader.stop_reason(finish));
-        if output.finish.is_some() {
+        if output.last {
             requests.remove(&output.request);
         }
         let reports: Vec<_> =
             output.tokens.iter().zip(&output.logprobs).map(|(&token, row)| self.report(token, row)).collect();
         Some(Delta {
             request: output.request.0,
+            choice: output.choice,
             text,
             logprobs: (!reports.is_empty()).then_some(reports),
             token_ids: output.tokens,
             finish_reason: output.finish.map(|finish| finish.reason.as_str()),
             stop_reason,
-            times: output.finish.map(|finish| self.times(&finish.story)),
+            last: output.last,
+            story: output.finish.map(|finish| StoryClass::new(&finish.story, self.clock_offset)),
         })
     }
 
@@ -179,16 +229,6 @@ impl InboxClass {
             report.push((id, logprob, rank, text(id)));
         }
         report
-    }
-
-    fn times(&self, story: &Story) -> Times {
-        let seconds = |at: Micros| at as f64 * 1e-6 + self.clock_offset;
-        (
-            seconds(story.arrival),
-            story.scheduled.map(seconds),
-            story.first_token.map(seconds),
-            story.last_token.map(seconds),
-        )
     }
 
     fn abort_all(&self) {

@@ -31,7 +31,7 @@ mod _octavo {
     use super::{
         engine::Core,
         host::{host_facts, measure_dot_peak, measure_read_bandwidth, memory_plan},
-        inbox::{Delta, InboxClass},
+        inbox::{Delta, InboxClass, StoryClass},
         tokenizer_class::TokenizerClass,
     };
 

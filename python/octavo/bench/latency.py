@@ -123,7 +123,7 @@ is an octavo. The size of the page follows from the size of the sheet, so that t
 
 
 def _prompt(text: list[int], turn: int, length: int) -> TokensPrompt:
-    """`length` tokens of running text that begin elsewhere each turn, so that no cache of an earlier turn helps."""
+    """`length` tokens of running text that begin elsewhere each turn."""
     return {"prompt_token_ids": [text[(turn + index) % len(text)] for index in range(length)]}
 
 
@@ -142,6 +142,8 @@ def _decode(llm: LLM, prompt: TokensPrompt) -> float:
 def _generate(llm: LLM, prompt: TokensPrompt, *, tokens: int) -> RequestOutput:
     from octavo import SamplingParams
 
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, skip_reading_prefix_cache=True
+    )
     [output] = llm.generate([prompt], params, use_tqdm=False)
     return output

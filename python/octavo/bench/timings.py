@@ -32,7 +32,7 @@ def timings(outputs: Sequence[RequestOutput]) -> dict[str, float]:
         lasts.append(story.last_token_time)
         waits.append(story.first_token_time - story.arrival_time)
     prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    further_tokens = sum(max(len(output.outputs[0].token_ids) - 1, 0) for output in outputs)
+    further_tokens = sum(max(len(answer.token_ids) - 1, 0) for output in outputs for answer in output.outputs)
     if not firsts:
         return {"ttft_s": 0.0, "prefill_tok_s": 0.0, "decode_tok_s": 0.0}
     return {

@@ -5,7 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from octavo.cli.options import add_engine_options, add_sampling_options, load, sampling_params, sampling_settings
+from octavo.cli.options import (
+    UsageError,
+    add_engine_options,
+    add_sampling_options,
+    load,
+    sampling_params,
+    sampling_settings,
+)
 from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -28,6 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the user leaves."""
     settings = {"max_tokens": None} | sampling_settings(arguments)
+    if settings.get("n", 1) != 1:
+        raise UsageError(f"argument --n: found {settings['n']}, expected 1: a talk goes on from one answer")
     beginning: list[Message] = [{"role": "system", "content": arguments.system}] if arguments.system else []
     with load(arguments) as llm:
         params = sampling_params(llm, settings)

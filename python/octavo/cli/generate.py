@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import TextIO
 
-    from octavo import LLM, RequestOutput, SamplingParams
+    from octavo import LLM, CompletionOutput, RequestOutput, SamplingParams
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             print(_json_for(sys.stdout, _as_object(llm.served_model_name, outputs, load_s)))
-            _raise_failures(output.outputs[0].finish_reason for output in outputs)
+            _raise_failures([answer.finish_reason for answer in output.outputs] for output in outputs)
         else:
             _print_as_it_comes(llm, prompts, params)
     return 0
@@ -104,16 +104,16 @@ def _read_token_ids(file: Path) -> list[list[int]]:
 
 
 def _print_as_it_comes(llm: LLM, prompts: list[Any], params: SamplingParams) -> None:
-    printer = InOrder(len(prompts), sys.stdout)
-    reasons: list[str | None] = [None] * len(prompts)
+    printer = InOrder(len(prompts) * params.n, sys.stdout)
+    reasons: list[list[str | None]] = [[None] * params.n for _ in prompts]
     for delta in llm.stream(prompts, params):
-        reasons[delta.index] = delta.finish_reason
-        printer.add(delta.index, delta.text, finished=delta.finished)
+        reasons[delta.index][delta.choice] = delta.finish_reason
+        printer.add(delta.index * params.n + delta.choice, delta.text, finished=delta.finished)
     _raise_failures(reasons)
 
 
-def _raise_failures(reasons: Iterable[str | None]) -> None:
-    failed = [str(number) for number, reason in enumerate(reasons, 1) if reason == "error"]
+def _raise_failures(reasons: Iterable[list[str | None]]) -> None:
+    failed = [str(number) for number, each in enumerate(reasons, 1) if "error" in each]
     if failed:
         raise OctavoError(f"no token could be drawn for prompt {', '.join(failed)}: the model gave no finite numbers")
 
@@ -133,10 +133,10 @@ def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> d
     from octavo.bench.timings import timings
 
     prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    completion_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    completion_tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     return {
         "model": model,
-        "outputs": [_output_as_object(output) for output in outputs],
+        "outputs": [_answer_as_object(output, answer) for output in outputs for answer in output.outputs],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -146,14 +146,15 @@ def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> d
     }
 
 
-def _output_as_object(output: RequestOutput) -> dict[str, Any]:
-    answer = output.outputs[0]
+def _answer_as_object(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt": output.prompt,
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
     }
+    if len(output.outputs) > 1:
+        found["index"] = answer.index
     if answer.logprobs is not None:
         found["logprobs"] = [{token: entry.logprob for token, entry in entries.items()} for entries in answer.logprobs]
     return found

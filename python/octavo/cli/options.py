@@ -26,6 +26,9 @@ class UsageError(OctavoError):
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
+_SWITCHES = {"1": True, "true": True, "0": False, "false": False}
+
+
 def _count(text: str) -> int:
     scale = _SUFFIXES.get(text[-1:], 1)
     return int(text if scale == 1 else text[:-1]) * scale
@@ -44,6 +47,7 @@ WHOLE = Kind(int, "a whole number")
 NUMBER = Kind(float, "a number")
 COUNT = Kind(_count, "a whole number such as 4096, 4k (4000) or 4K (4096)")
 WHOLE_OR_NONE = Kind(lambda text: None if text == "none" else int(text), "a whole number or none")
+SWITCH = Kind(lambda text: _SWITCHES[text.lower()], "1, true, 0 or false")
 WHOLE_LIST = Kind(lambda text: [int(word) for word in text.split(",")], "whole numbers with commas between them")
 
 
@@ -78,7 +82,7 @@ class Option:
             raise ValueError(f"found {text!r}, expected one of {', '.join(self.choices)}")
         try:
             return self.kind.read(text)
-        except ValueError:
+        except (ValueError, KeyError):
             raise ValueError(f"found {text!r}, expected {self.kind.expected}") from None
 
 
@@ -102,7 +106,12 @@ ENGINE_OPTIONS = (
     Option(name="served_model_name", metavar="NAME", help="the model's name in what is printed"),
 )
 
+ENGINE_SWITCHES = (
+    Option(name="enable_prefix_caching", kind=SWITCH, help="share KV blocks between requests that begin alike"),
+)
+
 SAMPLING_OPTIONS = (
+    Option(name="n", kind=WHOLE, metavar="N", help="answers to each prompt"),
     Option(name="max_tokens", kind=WHOLE_OR_NONE, metavar="N", help="tokens to generate at most; none: to the context"),
     Option(name="temperature", kind=NUMBER, metavar="T", help="0 takes the likeliest token each time"),
     Option(name="top_k", kind=WHOLE, metavar="K", help="draw from the K likeliest tokens; 0: from all"),
@@ -111,13 +120,15 @@ SAMPLING_OPTIONS = (
     Option(name="seed", kind=WHOLE, metavar="SEED", help="the same seed gives the same tokens"),
     Option(name="stop_token_ids", kind=WHOLE_LIST, metavar="ID,...", help="tokens that end the answer"),
     Option(name="logprobs", kind=WHOLE, metavar="K", help="also keep the K largest log-probabilities of each token"),
+    Option(name="cache_salt", metavar="TEXT", help="share KV blocks only with requests of the same salt"),
 )
 
-SAMPLING_SWITCHES = {
-    "ignore_eos": "go on after the model's own end token",
-    "detokenize": "turn tokens into text",
-    "skip_special_tokens": "leave control tokens out of the text",
-}
+SAMPLING_SWITCHES = (
+    Option(name="ignore_eos", kind=SWITCH, help="go on after the model's own end token"),
+    Option(name="detokenize", kind=SWITCH, help="turn tokens into text"),
+    Option(name="skip_special_tokens", kind=SWITCH, help="leave control tokens out of the text"),
+    Option(name="skip_reading_prefix_cache", kind=SWITCH, help="compute the whole prompt, whatever the cache holds"),
+)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +136,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine", "Each can also be set by a variable: --threads by OCTAVO_THREADS.")
     for option in ENGINE_OPTIONS:
         _add(group, option)
+    for switch in ENGINE_SWITCHES:
+        _add_switch(group, switch)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -132,15 +145,13 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for option in SAMPLING_OPTIONS:
         _add(group, option)
-    for name, meaning in SAMPLING_SWITCHES.items():
-        flag = "--" + name.replace("_", "-")
-        action = argparse.BooleanOptionalAction
-        group.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=meaning)
+    for switch in SAMPLING_SWITCHES:
+        _add_switch(group, switch)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine options that were given, on the command line or in the environment."""
-    return _environment_settings(os.environ) | _given(arguments, [option.name for option in ENGINE_OPTIONS])
+    return _environment_settings(os.environ) | _given(arguments, ENGINE_OPTIONS + ENGINE_SWITCHES)
 
 
 def load(arguments: argparse.Namespace) -> LLM:
@@ -155,8 +166,7 @@ def sampling_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The sampling options that were given, checked, so that a wrong one is found before a model is loaded."""
     from octavo import SamplingParams
 
-    names = [option.name for option in SAMPLING_OPTIONS] + list(SAMPLING_SWITCHES)
-    given = _given(arguments, names)
+    given = _given(arguments, SAMPLING_OPTIONS + SAMPLING_SWITCHES)
     SamplingParams(**given)
     return given
 
@@ -166,8 +176,8 @@ def sampling_params(llm: LLM, settings: dict[str, Any]) -> SamplingParams:
     return replace(llm.default_sampling_params(), **settings)
 
 
-def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+def _given(arguments: argparse.Namespace, options: Sequence[Option]) -> dict[str, Any]:
+    return {option.name: getattr(arguments, option.name) for option in options if hasattr(arguments, option.name)}
 
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
@@ -187,9 +197,14 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     )
 
 
+def _add_switch(group: argparse._ArgumentGroup, switch: Option) -> None:
+    action = argparse.BooleanOptionalAction
+    group.add_argument(switch.flag, dest=switch.name, action=action, default=argparse.SUPPRESS, help=switch.help)
+
+
 def _environment_settings(environment: Mapping[str, str]) -> dict[str, Any]:
     settings = {}
-    for option in ENGINE_OPTIONS:
+    for option in ENGINE_OPTIONS + ENGINE_SWITCHES:
         text = environment.get(option.variable, "")
         if text:
             try:
