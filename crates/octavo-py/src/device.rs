@@ -4,7 +4,7 @@ use std::path::Path;
 
 use octavo_backend::{Backend, BackendError, DecoderSpec, Reference, WeightGroup, WeightId, WeightShape, WeightSource};
 use octavo_cpu::{CpuBackend, CpuOptions, host};
-use octavo_engine::{Engine, EngineConfig, EngineHandle};
+use octavo_engine::{Engine, EngineConfig, EngineHandle, PrefixCaching};
 use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_plan};
 
 /// Where to compute.
@@ -28,8 +28,6 @@ pub struct Options {
     pub max_num_batched_tokens: usize,
     pub kv_cache_memory_bytes: Option<usize>,
     pub num_kv_blocks: Option<usize>,
-    // TODO: to be passed on once the engine's configuration has a place for it.
-    #[expect(dead_code)]
     pub enable_prefix_caching: bool,
 }
 
@@ -174,6 +172,7 @@ fn start<B: Backend>(
         max_model_len: memory.max_model_len,
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
+        prefix_cache: if options.enable_prefix_caching { PrefixCaching::On } else { PrefixCaching::Off },
         eos_token_ids: model.eos_token_ids,
         seed: options.seed,
     };
