@@ -63,8 +63,8 @@ pub struct Story {
     pub preemptions: u32,
     /// Prompt tokens that were found in the prefix cache when it was first admitted.
     pub cached_tokens: usize,
-    /// The position of its first token that differed from what the cache held; `None` if all that could be found was,
-    /// or nobody looked.
+    /// The position of its first token that differed from all that the cache held there; `None` if none did, or nobody
+    /// looked. The cache holds full blocks only: what ends within one, or is not there at all, differs from nothing.
     pub first_difference: Option<usize>,
 }
 

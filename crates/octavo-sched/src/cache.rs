@@ -45,7 +45,7 @@ pub(crate) struct SequenceBlocks {
 pub(crate) struct Found {
     /// The nodes of the blocks to adopt, after those that the sequence has.
     path: Vec<NodeId>,
-    /// The position of the first token that differs from what the cache holds.
+    /// The position of the first token that differs from whatever the cache holds there.
     pub first_difference: Option<usize>,
 }
 
@@ -107,10 +107,7 @@ impl KvCache {
             return found;
         }
         let start = blocks.num_published;
-        let Some(mut node) = root else {
-            found.first_difference = Some(0);
-            return found;
-        };
+        let Some(mut node) = root else { return found };
         let mut in_a_row: Vec<usize> = blocks.tables.iter().map(BlockTable::num_held).collect();
         let mut usable = 0;
         for block in tokens[start * self.block_size..limit].chunks_exact(self.block_size) {
@@ -128,7 +125,7 @@ impl KvCache {
         let position = (start + found.path.len()) * self.block_size;
         let rest = &tokens[position..tokens.len().min(position + self.block_size)];
         let common = self.tree.common_len(node, rest);
-        found.first_difference = (common < rest.len()).then_some(position + common);
+        found.first_difference = common.filter(|&common| common < rest.len()).map(|common| position + common);
         found.path.truncate(usable);
         found
     }

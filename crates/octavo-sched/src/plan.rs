@@ -22,8 +22,8 @@ pub struct Admitted {
     pub request: RequestId,
     /// Tokens whose keys and values were found in the prefix cache.
     pub cached_tokens: usize,
-    /// The position of the first token that differs from what the cache holds; `None` if all that could be found was,
-    /// or nobody looked.
+    /// The position of the first token that differs from all that the cache holds there; `None` if none does, or nobody
+    /// looked. The cache holds full blocks only: what ends within one, or is not there at all, differs from nothing.
     pub first_difference: Option<usize>,
 }
 

@@ -98,13 +98,13 @@ impl PrefixTree {
     }
 
     /// The most tokens, counted from the first, that some continuation of `parent` has in common with `tokens`, which are
-    /// one block's or fewer.
-    pub(crate) fn common_len(&self, parent: NodeId, tokens: &[TokenId]) -> usize {
+    /// one block's or fewer; `None` if there is no continuation.
+    pub(crate) fn common_len(&self, parent: NodeId, tokens: &[TokenId]) -> Option<usize> {
         let children = &self.node(parent).children;
         let place = self.place_among_children(parent, tokens);
         let neighbours = &children[place.saturating_sub(1)..children.len().min(place + 1)];
         let common = |id: &NodeId| self.node(*id).tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        neighbours.iter().map(common).max().unwrap_or(0)
+        neighbours.iter().map(common).max()
     }
 
     /// The block of a layer group that holds the node, or [`VACANT_BLOCK`].
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(tree.root(b"salt"), None);
         let salted = tree.root_or_new(b"salt");
         assert_eq!(tree.child(salted, &[1, 2]), None);
-        assert_eq!(tree.common_len(salted, &[1, 2]), 0);
+        assert_eq!(tree.common_len(salted, &[1, 2]), None);
     }
 
     #[test]
@@ -290,10 +290,11 @@ mod tests {
 
     #[test]
     fn the_longest_common_beginning_is_found_among_all_continuations() {
-        let (tree, [first, ..]) = tree(PrefixCaching::On);
+        let (tree, [first, second, ..]) = tree(PrefixCaching::On);
         let root = tree.root(b"").unwrap();
         let common = |parent, tokens: &[u32]| tree.common_len(parent, tokens);
-        assert_eq!([common(root, &[1, 9]), common(root, &[7]), common(root, &[2, 2])], [1, 1, 0]);
-        assert_eq!([common(first, &[3, 5]), common(first, &[3, 9]), common(first, &[])], [1, 2, 0]);
+        assert_eq!([common(root, &[1, 9]), common(root, &[7]), common(root, &[2, 2])], [Some(1), Some(1), Some(0)]);
+        assert_eq!([common(first, &[3, 5]), common(first, &[3, 9]), common(first, &[])], [Some(1), Some(2), Some(0)]);
+        assert_eq!(common(second, &[1]), None);
     }
 }
