@@ -56,17 +56,7 @@ fn draw(criterion: &mut Criterion) {
             (state >> 8) as f32 / 16_777_216.0 * 20.0
         })
         .collect();
-    let row = SampleRow {
-        row: 0,
-        position: 1,
-        choice: 0,
-        seed: 7,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        logprobs: None,
-    };
+    let row = SampleRow::greedy(0, 1);
     let rows = [
         ("greedy", row),
         ("temperature 1", SampleRow { temperature: 1.0, ..row }),

@@ -272,17 +272,7 @@ fn log1p_scaled(f: f32, exponent: f32) -> f32 {
 mod tests {
     use super::*;
 
-    const GREEDY: SampleRow = SampleRow {
-        row: 0,
-        position: 0,
-        choice: 0,
-        seed: 0,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        logprobs: None,
-    };
+    const GREEDY: SampleRow = SampleRow::greedy(0, 0);
 
     fn row(seed: u64) -> SampleRow {
         SampleRow { seed, temperature: 1.0, ..GREEDY }

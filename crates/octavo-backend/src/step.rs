@@ -1,6 +1,8 @@
 //! One step as flat arrays: what goes into a backend and what comes out.
 
-use crate::{BackendError, StepLimits, TokenId};
+use std::ops::Range;
+
+use crate::{BackendError, KvGeometry, StepLimits, TokenId};
 
 /// The tokens of one step, span after span, and where their KV lives.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -11,7 +13,7 @@ pub struct StepInputs {
     pub spans: Vec<SpanInput>,
     /// One entry a KV group of [`crate::KvGeometry`].
     pub groups: Vec<GroupInputs>,
-    /// The rows to sample, ascending by row.
+    /// The draws, ascending by row. A row may be drawn from several times, by requests for several choices.
     pub samples: Vec<SampleRow>,
 }
 
@@ -27,6 +29,8 @@ pub struct SpanInput {
 }
 
 /// The block tables of one KV group, and the blocks to copy before the step reads or writes any.
+///
+/// Tables may share blocks that no span of the step writes to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GroupInputs {
     /// The spans' block tables one after another: position `p` lives in block `table[p / block_size]`, slot
@@ -34,7 +38,8 @@ pub struct GroupInputs {
     pub tables: Vec<u32>,
     /// Span `i` owns `tables[table_starts[i]..table_starts[i + 1]]`.
     pub table_starts: Vec<usize>,
-    /// Whole-block copies, done first.
+    /// Whole-block copies, done first and in any order: no block is the destination of two, or of one and the source of
+    /// another.
     pub copies: Vec<BlockCopy>,
 }
 
@@ -110,7 +115,7 @@ impl StepInputs {
     ///
     /// # Errors
     /// [`BackendError::Inputs`] naming the first field that is out of bounds.
-    pub fn check(&self, vocab_size: usize, limits: &StepLimits) -> Result<(), BackendError> {
+    pub fn check(&self, vocab_size: usize, geometry: &KvGeometry, limits: &StepLimits) -> Result<(), BackendError> {
         at_most("rows", self.tokens.len(), limits.max_rows)?;
         at_most("spans", self.spans.len(), limits.max_spans)?;
         for &token in &self.tokens {
@@ -119,13 +124,14 @@ impl StepInputs {
         let mut row = 0;
         for span in &self.spans {
             equal("first row of a span", span.first_row, row)?;
+            at_most("positions of a span", span.start.saturating_add(span.len), limits.max_positions)?;
             row += span.len;
-            at_most("positions", span.start + span.len, limits.max_positions)?;
         }
         equal("rows of all spans", row, self.tokens.len())?;
         equal("KV groups", self.groups.len(), limits.num_blocks.len())?;
-        for (group, &num_blocks) in self.groups.iter().zip(&limits.num_blocks) {
-            group.check(&self.spans, limits.block_size, num_blocks)?;
+        for ((group, shape), &num_blocks) in self.groups.iter().zip(&geometry.groups).zip(&limits.num_blocks) {
+            group.check_tables(&self.spans, shape.window, limits.block_size, num_blocks)?;
+            group.check_copies(num_blocks)?;
         }
         let mut next = 0;
         for sample in &self.samples {
@@ -137,28 +143,76 @@ impl StepInputs {
     }
 }
 
+impl SpanInput {
+    /// The entries of the span's block table that a step reads or writes.
+    ///
+    /// Entries wholly before the window of the span's first row are left out: those blocks may have been given away.
+    pub fn needed_entries(&self, window: Option<usize>, block_size: usize) -> Range<usize> {
+        let first = window.map_or(0, |window| (self.start + 1).saturating_sub(window));
+        first / block_size..(self.start + self.len).div_ceil(block_size)
+    }
+}
+
 impl GroupInputs {
     /// The block table of span `index`.
     pub fn table(&self, index: usize) -> &[u32] {
         &self.tables[self.table_starts[index]..self.table_starts[index + 1]]
     }
 
-    fn check(&self, spans: &[SpanInput], block_size: usize, num_blocks: usize) -> Result<(), BackendError> {
+    fn check_tables(
+        &self,
+        spans: &[SpanInput],
+        window: Option<usize>,
+        block_size: usize,
+        num_blocks: usize,
+    ) -> Result<(), BackendError> {
         equal("table starts", self.table_starts.len(), spans.len() + 1)?;
         for (index, span) in spans.iter().enumerate() {
             let (start, end) = (self.table_starts[index], self.table_starts[index + 1]);
             at_most("table end", end, self.tables.len())?;
             at_most("table start", start, end)?;
             at_most("blocks of a span", (span.start + span.len).div_ceil(block_size), end - start)?;
-            // The blocks that are written must exist; those before may be vacant where a window hides them.
-            for &block in &self.table(index)[span.start / block_size..] {
+            for &block in &self.table(index)[span.needed_entries(window, block_size)] {
                 below("block", block as usize, num_blocks)?;
             }
         }
+        Ok(())
+    }
+
+    fn check_copies(&self, num_blocks: usize) -> Result<(), BackendError> {
+        let mut destinations: Vec<u32> = self.copies.iter().map(|copy| copy.to).collect();
+        destinations.sort_unstable();
+        if let Some(twice) = destinations.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(bound(
+                "destination of a copy",
+                twice[0] as usize,
+                "a block that nothing else is copied to".into(),
+            ));
+        }
         for copy in &self.copies {
             below("copied block", copy.from.max(copy.to) as usize, num_blocks)?;
+            if destinations.binary_search(&copy.from).is_ok() {
+                return Err(bound("source of a copy", copy.from as usize, "a block that nothing is copied to".into()));
+            }
         }
         Ok(())
+    }
+}
+
+impl SampleRow {
+    /// The likeliest token of `row`, as the one at `position`; no log-probabilities.
+    pub const fn greedy(row: usize, position: u32) -> SampleRow {
+        SampleRow {
+            row,
+            position,
+            choice: 0,
+            seed: 0,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            logprobs: None,
+        }
     }
 }
 
@@ -176,4 +230,17 @@ fn below(what: &'static str, found: usize, limit: usize) -> Result<(), BackendEr
 
 fn equal(what: &'static str, found: usize, expected: usize) -> Result<(), BackendError> {
     if found == expected { Ok(()) } else { Err(bound(what, found, expected.to_string())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_needs_only_the_blocks_it_reaches() {
+        let span = SpanInput { first_row: 0, len: 3, start: 50 };
+        assert_eq!(span.needed_entries(None, 16), 0..4);
+        assert_eq!(span.needed_entries(Some(20), 16), 1..4);
+        assert_eq!(span.needed_entries(Some(1000), 16), 0..4);
+    }
 }

@@ -12,7 +12,7 @@ use crate::{
     attention::{Attention, AttentionKernels},
     matmul::{Matmul, Mode, Output},
     pack::PackedMatrix,
-    plan::{CpuPlan, HEAD_ROWS, LayerPlan},
+    plan::{CpuPlan, LayerPlan},
     pointwise::GateKernel,
     pool::{Pool, Worker},
     work::Place,
@@ -75,7 +75,7 @@ impl Step<'_> {
             self.attend(worker, index);
             self.feed_forward(worker, index);
         }
-        for first in (0..self.inputs.samples.len()).step_by(HEAD_ROWS) {
+        for first in (0..self.inputs.samples.len()).step_by(self.plan.head_rows) {
             self.sample(worker, first);
         }
     }
@@ -199,9 +199,9 @@ impl Step<'_> {
         self.project(worker, &weights.down, inputs, self.residual());
     }
 
-    /// Logits and draws of up to [`HEAD_ROWS`] sampled rows from `first` on.
+    /// Logits and draws of up to [`CpuPlan::head_rows`] samples from `first` on.
     fn sample(&self, worker: &Worker<'_>, first: usize) {
-        let samples = &self.inputs.samples[first..self.inputs.samples.len().min(first + HEAD_ROWS)];
+        let samples = &self.inputs.samples[first..self.inputs.samples.len().min(first + self.plan.head_rows)];
         let head = self.plan.weights.head();
         let inputs = &self.plan.inputs.activations[self.plan.inputs.head];
         let norm = Norm { weight: &self.plan.weights.final_norm, epsilon: self.plan.spec.head.norm.epsilon };

@@ -16,8 +16,8 @@ use crate::{
     work::{Place, WorkLayout, WorkMemory},
 };
 
-/// Rows of logits that are held at once.
-pub const HEAD_ROWS: usize = 64;
+/// Most rows of logits that are held at once.
+const HEAD_ROWS: usize = 64;
 
 /// A model loaded by [`crate::CpuBackend`], with all memory that its steps need.
 pub struct CpuPlan {
@@ -29,6 +29,8 @@ pub struct CpuPlan {
     pub(crate) inputs: MatmulInputs,
     pub(crate) schedules: Vec<AttentionSchedule>,
     pub(crate) layers: Vec<LayerPlan>,
+    /// Draws that go through the head together.
+    pub(crate) head_rows: usize,
     /// The KV group of each layer is in its shape; this is where each row of the current step stands.
     pub(crate) rows: Vec<RowPlace>,
     check: StepCheck,
@@ -65,7 +67,7 @@ pub(crate) struct Buffers {
     pub hidden: Place<f32>,
     /// Queries, keys and values, later gate and up: `[rows, widest]`.
     pub projected: Place<f32>,
-    /// `[HEAD_ROWS, vocab_size]`.
+    /// `[head_rows, vocab_size]`.
     pub logits: Place<f32>,
     pub attention: AttentionBuffers,
     pub ropes: Vec<RopeAngles>,
@@ -108,12 +110,23 @@ impl Sizes {
         let rows = limits.max_rows;
         let mut layout = WorkLayout::default();
         let (hidden, projected) = (layout.place(rows * spec.hidden_size), layout.place(rows * widest));
-        let logits = layout.place(rows.min(HEAD_ROWS) * spec.vocab_size);
+        let logits = layout.place(head_rows(limits) * spec.vocab_size);
         let attention = AttentionBuffers::new(&mut layout, rows, sizes, workers);
         let (ropes, rope_of_layer) = RopeAngles::of(spec, &mut layout, rows);
         let buffers = Buffers { hidden, projected, logits, attention, ropes };
         Sizes { layout, buffers, shapes, shape_of_layer, rope_of_layer }
     }
+}
+
+/// A tile of the head: as many rows as a step is likely to sample, up to the most. A row may be drawn from by several
+/// sequences, so there can be more draws than rows.
+fn head_rows(limits: &StepLimits) -> usize {
+    limits.max_rows.max(limits.max_spans).min(HEAD_ROWS)
+}
+
+/// Rows of the matmuls' inputs: those of a step, or a tile of the head.
+fn input_rows(limits: &StepLimits) -> usize {
+    limits.max_rows.max(head_rows(limits))
 }
 
 fn intermediate_size(mlp: &MlpSpec) -> usize {
@@ -152,7 +165,8 @@ impl CpuPlan {
         let schedules = sizes.shapes.iter().map(|shape| AttentionSchedule::new(*shape, machine.tile, limits));
         Ok(CpuPlan {
             schedules: schedules.collect(),
-            inputs: MatmulInputs { activations: inputs.take(machine.isa, limits.max_rows)?, head },
+            inputs: MatmulInputs { activations: inputs.take(machine.isa, input_rows(limits))?, head },
+            head_rows: head_rows(limits),
             check: StepCheck::new(spec, limits),
             rows: Vec::with_capacity(limits.max_rows),
             spec: spec.clone(),
@@ -172,7 +186,7 @@ impl CpuPlan {
         Footprint {
             kv_bytes: KvCache::bytes(spec, limits),
             arena_bytes: sizes.layout.bytes()
-                + inputs_bytes(spec, limits.max_rows)
+                + inputs_bytes(spec, input_rows(limits))
                 + schedules
                 + rows
                 + StepCheck::bytes(limits),

@@ -1,9 +1,7 @@
 //! Runs steps on a backend from plain token lists and block tables.
 
 use super::TinyModel;
-use crate::{
-    Backend, BackendError, BlockCopy, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits,
-};
+use crate::{Backend, BackendError, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits};
 
 /// Rows that one step of a [`Driver`] may have.
 const MAX_ROWS: usize = 512;
@@ -28,7 +26,7 @@ pub struct Feed<'a> {
     pub start: usize,
     /// Blocks of positions `0..`.
     pub table: &'a [u32],
-    /// Report the last row only, or every row.
+    /// Whether its rows are reported.
     pub rows: Rows,
 }
 
@@ -62,17 +60,21 @@ impl<B: Backend> Driver<B> {
     }
 
     fn load(backend: B, model: &TinyModel, block_size: usize, num_blocks: usize) -> Driver<B> {
-        let groups = model.spec.kv_geometry(block_size).groups.len();
         let limits = StepLimits {
             max_rows: MAX_ROWS,
             max_spans: MAX_SPANS,
             max_positions: block_size * num_blocks,
             block_size,
-            num_blocks: vec![num_blocks; groups],
+            num_blocks: vec![num_blocks; model.spec.kv_geometry(block_size).groups.len()],
         };
+        Driver::within(backend, model, &limits)
+    }
+
+    /// Loads `model` for steps within `limits`; the cache holds whatever the backend leaves in it.
+    pub fn within(backend: B, model: &TinyModel, limits: &StepLimits) -> Driver<B> {
         let plan =
-            backend.load(&model.spec, &mut model.clone(), &limits).unwrap_or_else(|error| panic!("load: {error}"));
-        Driver { backend, plan, groups, vocab_size: model.spec.vocab_size }
+            backend.load(&model.spec, &mut model.clone(), limits).unwrap_or_else(|error| panic!("load: {error}"));
+        Driver { backend, plan, groups: limits.num_blocks.len(), vocab_size: model.spec.vocab_size }
     }
 
     /// Runs one step and gives back, for each reported row, the log-probabilities of the whole vocabulary by id.
@@ -80,9 +82,21 @@ impl<B: Backend> Driver<B> {
     /// # Panics
     /// If the step or a reported row fails.
     pub fn step(&mut self, feeds: &[Feed<'_>]) -> Vec<Vec<f32>> {
-        let sample = |row| SampleRow { row, logprobs: Some(self.vocab_size as u32), ..GREEDY };
-        let inputs = self.inputs(feeds, sample);
-        self.run(&inputs).into_iter().map(|sampled| by_id(&sampled)).collect()
+        let inputs = self.reporting(feeds);
+        self.report(&inputs)
+    }
+
+    /// Flat inputs for `feeds`; every reported row is drawn greedily with the log-probabilities of all tokens.
+    pub fn reporting(&self, feeds: &[Feed<'_>]) -> StepInputs {
+        self.inputs(feeds, |row| SampleRow { logprobs: Some(self.vocab_size as u32), ..SampleRow::greedy(row, 0) })
+    }
+
+    /// Runs [`Driver::reporting`] inputs as [`Driver::step`] does.
+    ///
+    /// # Panics
+    /// If the step or a reported row fails.
+    pub fn report(&mut self, inputs: &StepInputs) -> Vec<Vec<f32>> {
+        self.run(inputs).iter().map(by_id).collect()
     }
 
     /// Flat inputs for `feeds`; every reported row is drawn as `sample` says.
@@ -103,22 +117,12 @@ impl<B: Backend> Driver<B> {
         inputs
     }
 
-    /// Copies blocks, then computes `feeds`, in one step.
-    pub fn step_after_copies(&mut self, copies: &[BlockCopy], feeds: &[Feed<'_>]) -> Vec<Vec<f32>> {
-        let sample = |row| SampleRow { row, logprobs: Some(self.vocab_size as u32), ..GREEDY };
-        let mut inputs = self.inputs(feeds, sample);
-        for group in &mut inputs.groups {
-            group.copies = copies.to_vec();
-        }
-        self.run(&inputs).into_iter().map(|sampled| by_id(&sampled)).collect()
-    }
-
     /// Runs one step and gives back every reported row, failed or not.
     ///
     /// # Panics
     /// If the step fails.
     pub fn run_all_rows(&mut self, feeds: &[Feed<'_>]) -> Vec<Result<Sampled, SampleError>> {
-        let inputs = self.inputs(feeds, |row| SampleRow { row, logprobs: Some(5), ..GREEDY });
+        let inputs = self.inputs(feeds, |row| SampleRow { logprobs: Some(5), ..SampleRow::greedy(row, 0) });
         self.try_run(&inputs).unwrap_or_else(|error| panic!("step: {error}")).sampled
     }
 
@@ -140,19 +144,6 @@ impl<B: Backend> Driver<B> {
         self.backend.run(&mut self.plan, inputs)
     }
 }
-
-/// Greedy, row 0, nothing reported.
-pub(super) const GREEDY: SampleRow = SampleRow {
-    row: 0,
-    position: 0,
-    choice: 0,
-    seed: 0,
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    logprobs: None,
-};
 
 fn by_id(sampled: &Sampled) -> Vec<f32> {
     let top = sampled.logprobs.as_ref().map_or(&[][..], |report| &report.top);

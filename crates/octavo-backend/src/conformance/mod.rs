@@ -8,6 +8,7 @@ mod attention;
 mod driver;
 mod matmul;
 mod model;
+mod sharing;
 mod whole;
 
 use crate::Backend;
@@ -25,10 +26,14 @@ pub fn run_all<B: Backend>(make: impl Fn() -> B) {
     attention::windows_hide_what_lies_before_them(&make);
     whole::agrees_in_every_format(&make);
     whole::bits_do_not_depend_on_chunks_neighbours_or_place(&make);
-    whole::copied_blocks_continue_like_the_original(&make);
     whole::a_row_that_is_not_finite_fails_alone(&make);
     whole::draws_equal_the_reference(&make);
     whole::inputs_out_of_bounds_are_refused(&make);
+    sharing::sequences_that_share_blocks_equal_unshared_runs(&make);
+    sharing::forks_and_the_owner_of_the_copied_block_go_their_own_ways(&make);
+    sharing::each_group_copies_its_own_blocks(&make);
+    sharing::a_table_may_begin_with_vacant_entries_before_its_window(&make);
+    sharing::draws_of_one_row_equal_those_of_separate_requests(&make);
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Decoders of two layers in every weight format, and what a step promises as a whole.
 
-use super::driver::{Driver, Feed, GREEDY, Rows, Tolerance, assert_close, assert_same_bits};
+use super::driver::{Driver, Feed, Rows, Tolerance, assert_close, assert_same_bits};
 use super::{TinyModel, TinyShape};
 use crate::{
     Backend, BackendError, BlockCopy, InputRounding, KvType, Numerics, Reference, SampleError, SampleRow, WeightFormat,
@@ -65,20 +65,6 @@ pub(super) fn bits_do_not_depend_on_chunks_neighbours_or_place<B: Backend>(make:
     }
 }
 
-pub(super) fn copied_blocks_continue_like_the_original<B: Backend>(make: &impl Fn() -> B) {
-    let model = model(WeightFormat::Q4_1);
-    let tokens = model.tokens(40, 3);
-    let mut driver = Driver::new(make(), &model, 16, 12);
-    driver.step(&[Feed { tokens: &tokens[..30], start: 0, table: &TABLE, rows: Rows::None }]);
-    // Block 11 holds positions 16..30; the fork goes on in block 8.
-    let fork = [TABLE[0], 8, 6];
-    let copies = [BlockCopy { from: TABLE[1], to: 8 }];
-    let own = Feed { tokens: &tokens[30..], start: 30, table: &TABLE, rows: Rows::All };
-    let forked = Feed { table: &fork, ..own.clone() };
-    let rows = driver.step_after_copies(&copies, &[own, forked]);
-    assert_same_bits("a fork after copying its last block", &rows[10..], &rows[..10]);
-}
-
 pub(super) fn a_row_that_is_not_finite_fails_alone<B: Backend>(make: &impl Fn() -> B) {
     let model = model(WeightFormat::Q4_1);
     let tokens = model.tokens(5, 3);
@@ -97,15 +83,13 @@ pub(super) fn draws_equal_the_reference<B: Backend>(make: &impl Fn() -> B) {
     let tokens = model.tokens(70, 3);
     let feed = [Feed { tokens: &tokens, start: 0, table: &[0, 1, 2, 3, 4], rows: Rows::All }];
     let sample = |row: usize| SampleRow {
-        row,
-        position: row as u32 + 1,
         seed: 0x1234_5678_9abc_def0,
         temperature: 0.25 * (row % 7) as f32,
         top_k: [0, 1, 5, 400][row % 4],
         top_p: [1.0, 0.9, 0.3][row % 3],
         min_p: [0.0, 0.02][row % 2],
         logprobs: row.is_multiple_of(5).then_some(3),
-        ..GREEDY
+        ..SampleRow::greedy(row, row as u32 + 1)
     };
     let mut reference = Driver::without_poison(Reference::mirror(make().numerics()), &model);
     let mut subject = Driver::without_poison(make(), &model);
@@ -118,14 +102,17 @@ pub(super) fn inputs_out_of_bounds_are_refused<B: Backend>(make: &impl Fn() -> B
     let tokens = model.tokens(20, 3);
     let mut driver = Driver::new(make(), &model, 16, 12);
     let feed = [Feed { tokens: &tokens, start: 0, table: &TABLE, rows: Rows::All }];
-    let good = driver.inputs(&feed, |row| SampleRow { row, ..GREEDY });
+    let good = driver.inputs(&feed, |row| SampleRow::greedy(row, 0));
     let expected = driver.run(&good);
-    let mut bad = vec![good.clone(); 5];
+    let mut bad = vec![good.clone(); 8];
     bad[0].tokens[3] = model.spec.vocab_size as u32;
     bad[1].groups[0].tables[1] = 12;
     bad[2].spans[0].len = 19;
     bad[3].samples[0].row = 20;
     bad[4].groups[0].table_starts[1] = 1;
+    bad[5].groups[1].copies = vec![BlockCopy { from: 1, to: 12 }];
+    bad[6].groups[1].copies = vec![BlockCopy { from: 1, to: 3 }, BlockCopy { from: 6, to: 3 }];
+    bad[7].groups[1].copies = vec![BlockCopy { from: 1, to: 3 }, BlockCopy { from: 3, to: 6 }];
     for (index, inputs) in bad.iter().enumerate() {
         let result = driver.try_run(inputs);
         assert!(matches!(result, Err(BackendError::Inputs { .. })), "bad inputs {index}: {result:?}");

@@ -90,7 +90,7 @@ impl Backend for Reference {
     }
 
     fn run(&mut self, plan: &mut ReferencePlan, inputs: &StepInputs) -> Result<StepResult, BackendError> {
-        inputs.check(plan.spec.vocab_size, &plan.limits)?;
+        inputs.check(plan.spec.vocab_size, &plan.geometry, &plan.limits)?;
         plan.copy_blocks(inputs);
         let mut hidden = plan.embed(inputs);
         for index in 0..plan.layers.len() {
