@@ -1,8 +1,10 @@
 //! Requests for the law's tests, and an engine that runs them to their end.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use octavo_backend::conformance::{TinyModel, TinyShape};
 use octavo_backend::{Backend, TokenLogprobs, WeightFormat};
-use octavo_engine::{Engine, EngineConfig, PrefixCaching, RequestId, SamplingParams, TokenId};
+use octavo_engine::{Engine, EngineConfig, PrefixCaching, RequestId, SamplingParams, Story, TokenId};
 use octavo_sched::Request;
 
 /// What a request came to.
@@ -74,23 +76,37 @@ pub fn tiny_requests() -> Vec<Request> {
 }
 
 /// Runs `requests` together, in their order; the answers are in order of request id.
+///
+/// Of a request for several continuations, they follow one another in order of choice.
 pub fn run<B: Backend>(engine: &mut Engine<B>, requests: &[Request]) -> Vec<Answer> {
-    let free = engine.stats().scheduler.blocks_free;
+    run_with_stories(engine, requests).into_iter().map(|(answer, _)| answer).collect()
+}
+
+/// The same, with what each continuation's last output tells of its request.
+pub fn run_with_stories<B: Backend>(engine: &mut Engine<B>, requests: &[Request]) -> Vec<(Answer, Story)> {
     for request in requests {
         engine.add(request.clone()).unwrap();
     }
-    let mut ids: Vec<RequestId> = requests.iter().map(|request| request.id).collect();
-    ids.sort();
-    let mut answers = vec![Answer::default(); requests.len()];
+    let mut answers: BTreeMap<(RequestId, u32), (Answer, Story)> = BTreeMap::new();
+    let mut ended = BTreeSet::new();
     while engine.has_work() {
         for output in engine.step().unwrap() {
-            let answer = &mut answers[ids.binary_search(&output.request).unwrap()];
+            assert!(!ended.contains(&output.request), "nothing comes after a request's last output");
+            let (answer, story) = answers.entry((output.request, output.choice)).or_default();
             answer.tokens.extend(output.tokens);
             answer.logprobs.extend(output.logprobs);
+            if let Some(finish) = output.finish {
+                *story = finish.story;
+            }
+            if output.last {
+                ended.insert(output.request);
+            }
         }
     }
-    assert_eq!(engine.stats().scheduler.blocks_free, free, "all blocks come home");
-    answers
+    assert_eq!(ended.len(), requests.len(), "each request has a last output");
+    let stats = engine.stats().scheduler;
+    assert_eq!((stats.blocks_free, stats.blocks_promised), (stats.blocks_total, 0), "all blocks come home");
+    answers.into_values().collect()
 }
 
 /// Runs each request on its own, one after another.

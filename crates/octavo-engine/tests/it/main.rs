@@ -6,4 +6,5 @@ mod handle;
 mod law;
 #[cfg(feature = "long-tests")]
 mod long;
+mod sharing;
 mod smollm2;
