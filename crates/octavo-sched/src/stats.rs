@@ -40,7 +40,7 @@ pub struct SchedulerStats {
     pub admitted: u64,
     /// Times that a request lost its blocks and went back to the queue.
     pub preemptions: u64,
-    /// Tokens looked up in the prefix cache.
+    /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
     /// Tokens found there.
     pub prefix_hits: u64,

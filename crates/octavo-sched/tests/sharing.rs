@@ -1,5 +1,6 @@
 //! How blocks are shared, between requests and within one, and how they are taken away, on inputs small enough to follow by
 //! hand.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails, as it should")]
 
 use octavo_sched::{
     Admitted, BlockCopy, FinishReason, GroupConfig, PrefixCaching, Request, RequestId, SamplingParams, Scheduler,

@@ -91,9 +91,7 @@ impl Scheduler {
         if !first.resumes {
             self.totals.admitted += 1;
             self.totals.queue_time += now.saturating_sub(first.arrival());
-        }
-        if found.is_some() {
-            self.totals.prefix_queries += first.tokens().len() as u64;
+            self.totals.prefix_queries += if found.is_some() { first.tokens().len() as u64 } else { 0 };
             self.totals.prefix_hits += cached_tokens as u64;
         }
         let first_difference = found.and_then(|found| found.first_difference);

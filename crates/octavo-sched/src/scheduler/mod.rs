@@ -23,7 +23,8 @@ use crate::stats::SchedulerStats;
 /// Blocks are taken as a step writes to them. When there are too few, a running request gives all of its blocks back and
 /// waits to be computed again; the earliest never does, so that it ends, and after it the next.
 ///
-/// Invariant: `running` and `waiting` are sorted by id; the sequences of a request are side by side in one of them.
+/// Invariant: `running` and `waiting` are sorted by id; the sequences of a request are side by side in one of them, and the
+/// first of them waits for no other.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
@@ -258,21 +259,19 @@ impl Scheduler {
     fn next_end(&self, index: usize, budget: usize) -> usize {
         let sequence = &self.running[index];
         let end = sequence.tokens().len().min(sequence.computed() + budget);
-        let is_next_of_kin = |next: &Sequence| next.id().arrival == sequence.id().arrival;
-        match self.running.get(index + 1) {
-            Some(next) if next.follows && is_next_of_kin(next) => end.min(sequence.shared_len(self.config.block_size)),
-            _ => end,
-        }
+        let is_awaited = self.running.get(index + 1).is_some_and(|next| next.follows);
+        if is_awaited { end.min(sequence.shared_len(self.config.block_size)) } else { end }
     }
 
     /// Lets those that wait for a sequence part from it once it has computed what they share. Each then looks for what
     /// else of it is in the cache.
     fn join_followers(&mut self, leader: usize) {
-        let family = self.running_of(self.running[leader].id().arrival);
-        let is_awaited = self.running[family.clone()].iter().any(|sequence| sequence.follows);
-        if !is_awaited || self.running[leader].computed() < self.running[leader].shared_len(self.config.block_size) {
+        let is_awaited = self.running.get(leader + 1).is_some_and(|next| next.follows);
+        let sequence = &self.running[leader];
+        if !is_awaited || sequence.computed() < sequence.shared_len(self.config.block_size) {
             return;
         }
+        let family = leader..self.running_of(sequence.id().arrival).end;
         let [first, others @ ..] = &mut self.running[family] else { return };
         others.iter_mut().for_each(|sequence| sequence.part_from(first, &mut self.cache));
         for sequence in std::iter::once(first).chain(others) {
