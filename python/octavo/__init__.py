@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo._octavo import __version__
+    from octavo.async_llm import AsyncLLM
     from octavo.errors import EngineDeadError, InvalidRequest, ModelLoadError, OctavoError
     from octavo.llm import LLM
     from octavo.outputs import (
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BlockState",
     "CompletionOutput",
     "EngineDeadError",
@@ -40,6 +42,7 @@ __all__ = [
 # Where each name lives. Nothing is imported before it is asked for, so that the command line answers at once.
 _HOMES = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "BlockState": "outputs",
     "CompletionOutput": "outputs",
     "EngineDeadError": "errors",

@@ -2,102 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING
 
-from octavo.chat_template import ChatTemplate, Conversation, checked_messages, iter_conversations
+from octavo.chat_template import iter_conversations
 from octavo.collect import Collector, OutputStream, deltas
-from octavo.errors import EngineDeadError, InvalidRequest
+from octavo.loaded import LoadedModel, Messages
 from octavo.lower import lowered, params_of_each
-from octavo.models import resolve
-from octavo.options import check_choice, checked_engine_options, refuse_others, template_source, tokenizer_file
-from octavo.outputs import BlockState, EngineMetrics, RequestOutput
-from octavo.prompts import Prompts, TokenizedPrompt, TokensPrompt, checked_token_ids, tokenized_prompts
-from octavo.sampling_params import SamplingParams
-from octavo.shown import shown
+from octavo.prompts import Prompts, TokenizedPrompt, tokenized_prompts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from octavo._octavo import Core, Delta, Inbox, Tokenizer
+    from octavo._octavo import Delta, Inbox
+    from octavo.outputs import RequestOutput
+    from octavo.sampling_params import SamplingParams
 
-Device: TypeAlias = Literal["auto", "cpu", "reference"]
-Messages: TypeAlias = Conversation | Sequence[Conversation]
 
-
-class LLM:
+class LLM(LoadedModel):
     """A loaded model. Its methods may be called from several threads at once, and each call gets its own outputs.
 
     Ctrl-C during a call ends that call's requests and raises `KeyboardInterrupt`; the object stays usable, and nothing
     of the interrupted call remains in it. A process that was forked from the one that made the object cannot use it.
     """
-
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        tokenizer: str | os.PathLike[str] | None = None,
-        dtype: Literal["auto"] = "auto",
-        max_model_len: int | None = None,
-        seed: int = 0,
-        device: Device = "auto",
-        threads: int | None = None,
-        block_size: int = 16,
-        kv_cache_memory_bytes: int | None = None,
-        num_kv_blocks: int | None = None,
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 512,
-        enable_prefix_caching: bool = True,
-        chat_template: str | os.PathLike[str] | None = None,
-        generation_config: Literal["auto", "octavo"] = "auto",
-        served_model_name: str | None = None,
-        **other_options: object,
-    ) -> None:
-        """Load `model`: a GGUF file, a Hugging Face folder, a hub id in the local cache, or a bundled name.
-
-        `max_model_len` bounds prompt and output together (default: the model's context). The KV pool's size is given in
-        bytes or in blocks of `block_size` tokens; without either it holds at least one longest request.
-        `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
-        template's text, or the file that holds it.
-        """
-        self._closed = True
-        self._process = os.getpid()
-        # A signal that interrupts `close` may call it again.
-        self._closing = threading.RLock()
-        refuse_others(other_options)
-        options = checked_engine_options(
-            threads=threads,
-            seed=seed,
-            block_size=block_size,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            num_kv_blocks=num_kv_blocks,
-            enable_prefix_caching=enable_prefix_caching,
-        )
-        check_choice("dtype", dtype, "auto")
-        check_choice("device", device, "auto", "cpu", "reference")
-        check_choice("generation_config", generation_config, "auto", "octavo")
-        if served_model_name is not None and not isinstance(served_model_name, str):
-            raise InvalidRequest(f"served_model_name: found {shown(served_model_name)}, expected a text")
-        own_template = None if chat_template is None else ChatTemplate(template_source(chat_template))
-        path = resolve(model)
-        from octavo._octavo import Core
-
-        self._core: Core = Core(path, device=device, tokenizer=tokenizer_file(tokenizer), options=options)
-        self._closed = False
-        self._chat_template = own_template
-        self._tokenizer = self._core.tokenizer
-        self._defaults = self._recommended() if generation_config == "auto" else SamplingParams()
-        self.served_model_name = served_model_name or os.fspath(model)
-        """The name under which the model is known to callers."""
-
-    # Generating
 
     def generate(
         self,
@@ -129,7 +58,9 @@ class LLM:
         A message is `{"role": ..., "content": ...}`; a content is a text or a list of text parts, which are joined with
         a newline. Control tokens come from the template alone: one that is spelled in a message is text.
         """
-        prompts = self._rendered(messages, add_generation_prompt, chat_template, chat_template_kwargs)
+        prompts = self._rendered(
+            iter_conversations(messages), add_generation_prompt, chat_template, chat_template_kwargs
+        )
         return self._generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
@@ -151,98 +82,10 @@ class LLM:
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> OutputStream:
         """Answer as `chat` does, and give out what each step adds, as it comes."""
-        prompts = self._rendered(messages, add_generation_prompt, chat_template, chat_template_kwargs)
+        prompts = self._rendered(
+            iter_conversations(messages), add_generation_prompt, chat_template, chat_template_kwargs
+        )
         return self._stream(prompts, sampling_params)
-
-    def default_sampling_params(self) -> SamplingParams:
-        """The parameters that count where none are given."""
-        return self._defaults
-
-    # Text
-
-    def render_chat(
-        self,
-        messages: Messages,
-        *,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-    ) -> list[TokensPrompt]:
-        """The prompts that `chat` would use, one for each conversation."""
-        prompts = self._rendered(messages, add_generation_prompt, chat_template, chat_template_kwargs)
-        return [{"prompt": prompt.text or "", "prompt_token_ids": prompt.token_ids} for prompt in prompts]
-
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
-        """The token ids of `text`; what spells a control token becomes one only with `parse_special`."""
-        if not isinstance(text, str):
-            raise InvalidRequest(f"text: found {type(text).__name__}, expected a text")
-        try:
-            return self.get_tokenizer().encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"text: found a lone surrogate at {error.start}, expected Unicode text") from None
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
-        ids = checked_token_ids(token_ids, where="token_ids", vocab_size=self._core.vocab_size)
-        return self.get_tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer itself; may be used from several threads at once."""
-        if self._tokenizer is None:
-            raise InvalidRequest("the model has no tokenizer; give one with LLM(tokenizer=...)")
-        return self._tokenizer
-
-    # The engine
-
-    @property
-    def max_model_len(self) -> int:
-        """The longest sequence, prompt and output together."""
-        return self._core.max_model_len
-
-    @property
-    def threads(self) -> int:
-        """Threads that compute."""
-        return self._core.threads
-
-    @property
-    def memory(self) -> dict[str, int]:
-        """Bytes taken at load, and what one token needs of them.
-
-        `weight_bytes` (as stored), `kv_bytes` and `arena_bytes` (for the largest step) are taken at load. A token keeps
-        `kv_bytes_per_token`, reads `bytes_per_token` of weights when it is decoded, and is multiplied with
-        `layer_weights` weights.
-        """
-        return self._core.memory
-
-    def get_metrics(self) -> EngineMetrics:
-        """A snapshot of the engine as of the end of its current step."""
-        self._check_usable()
-        return EngineMetrics.of(self._core.stats())
-
-    def reset_prefix_cache(self) -> int:
-        """Forget what the prefix cache holds; returns the number of KV blocks that could have been found.
-
-        Requests that run keep their blocks. Whatever is submitted later computes its whole prompt.
-        """
-        self._check_usable()
-        return self._core.reset_prefix_cache()
-
-    def block_map(self) -> list[list[BlockState]]:
-        """Every KV block of each layer group, as of the end of the engine's current step."""
-        self._check_usable()
-        return [[BlockState(*block) for block in group] for group in self._core.block_map()]
-
-    def close(self) -> None:
-        """End the engine and give its memory back; calls that still run get `EngineDeadError`. May be called again.
-
-        Whoever calls it gets it done: a second thread waits for the first.
-        """
-        if self._process != os.getpid():
-            return
-        with self._closing:
-            if not self._closed:
-                self._closed = True
-                self._core.close()
 
     def __enter__(self) -> LLM:
         """Close at the end of the block."""
@@ -256,75 +99,9 @@ class LLM:
 
     # Private
 
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise EngineDeadError("this LLM is closed")
-        if self._process != os.getpid():
-            raise EngineDeadError(
-                f"this LLM belongs to process {self._process} and this is its fork {os.getpid()}: make one here instead"
-            )
-
-    def _recommended(self) -> SamplingParams:
-        """The checkpoint's recommendation over octavo's defaults, as far as it can be followed."""
-        found = dict(self._core.generation_defaults)
-        if found.pop("do_sample", True) is False:
-            found = {"temperature": 0.0}
-        if found.get("repetition_penalty") == 1.0:
-            del found["repetition_penalty"]
-        try:
-            return SamplingParams(**cast("dict[str, Any]", found))
-        except InvalidRequest as error:
-            self.close()
-            raise InvalidRequest(
-                f"the checkpoint's generation config: {error}; generation_config='octavo' ignores it"
-            ) from None
-
     def _tokenized(self, prompts: object) -> list[TokenizedPrompt]:
         self._check_usable()
         return tokenized_prompts(prompts, tokenizer=self._tokenizer, vocab_size=self._core.vocab_size)
-
-    def _rendered(
-        self,
-        messages: Messages,
-        add_generation_prompt: bool,
-        chat_template: str | None,
-        chat_template_kwargs: Mapping[str, object] | None,
-    ) -> list[TokenizedPrompt]:
-        self._check_usable()
-        tokenizer = self.get_tokenizer()
-        template = self._template(chat_template)
-        variables = {
-            "bos_token": self._token(self._core.bos_token_id),
-            "eos_token": self._token(*self._core.eos_token_ids),
-        }
-        conversations = [checked_messages(one, where=where) for where, one in iter_conversations(messages)]
-        prompts = []
-        for conversation in conversations:
-            rendered = template.render(
-                conversation,
-                tokenizer=tokenizer,
-                add_generation_prompt=add_generation_prompt,
-                variables=variables,
-                given={} if chat_template_kwargs is None else chat_template_kwargs,
-            )
-            ids = tokenizer.encode_marked(rendered.marked, rendered.marker)
-            prompts.append(TokenizedPrompt(rendered.text, ids))
-        return prompts
-
-    def _template(self, given: str | None) -> ChatTemplate:
-        if given is not None:
-            return ChatTemplate(given)
-        if self._chat_template is None:
-            source = self._core.chat_template
-            if source is None:
-                raise InvalidRequest("the model has no chat template; give one with chat_template=...")
-            self._chat_template = ChatTemplate(source)
-        return self._chat_template
-
-    def _token(self, *ids: int | None) -> str:
-        """The spelling of the first id, for templates; empty where there is none."""
-        known = [token for token in ids if token is not None]
-        return (self.get_tokenizer().token(known[0]) or "") if known else ""
 
     def _generate(
         self,

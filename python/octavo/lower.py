@@ -36,6 +36,15 @@ def params_of_each(
     return each
 
 
+def params_of_one(sampling_params: SamplingParams | None, *, default: SamplingParams) -> SamplingParams:
+    """Those given, or the default."""
+    if sampling_params is None:
+        return default
+    if not isinstance(sampling_params, SamplingParams):
+        raise InvalidRequest(f"sampling_params: found {shown(sampling_params)}, expected a SamplingParams or None")
+    return sampling_params
+
+
 def lowered(params: list[SamplingParams], *, vocab_size: int) -> list[RequestParams]:
     """As the engine takes them, or refused by the first prompt whose parameters do not fit the model."""
     return [_lowered(one, index, vocab_size) for index, one in enumerate(params)]

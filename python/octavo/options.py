@@ -1,4 +1,4 @@
-"""The options of `LLM`: their ranges, and those that this version does not have."""
+"""The options of `LLM` and `AsyncLLM`: their ranges, and those that this version does not have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refuse_others(options: Mapping[str, object]) -> None:
     """Refuse whatever is left when the known options are taken, save what asks for nothing."""
     for name, value in options.items():
         if name not in _LATER:
-            raise TypeError(f"LLM has no option {name!r}")
+            raise TypeError(f"there is no option {name!r}")
         taken = _LATER[name]
         if value not in taken if isinstance(value, str) else all(value is not known for known in taken):
             raise InvalidRequest(
@@ -90,6 +90,22 @@ def checked_engine_options(
         "num_kv_blocks": _optional("num_kv_blocks", num_kv_blocks, _MAX_COUNT),
         "enable_prefix_caching": _flag("enable_prefix_caching", enable_prefix_caching),
     }
+
+
+def seconds_or_none(name: str, value: object) -> float | None:
+    """A span of time, or None for one without bound."""
+    if value is None:
+        return None
+    expected = "None or a number of seconds from 0"
+    if isinstance(value, (bool, str, bytes)):
+        raise InvalidRequest(f"{name}: found {shown(value)}, expected {expected}")
+    try:
+        seconds = float(value)  # type: ignore[arg-type]  # whatever can be a float, such as a numpy scalar
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidRequest(f"{name}: found {shown(value)}, expected {expected}") from None
+    if not seconds >= 0:
+        raise InvalidRequest(f"{name}: found {shown(value)}, expected {expected}")
+    return seconds
 
 
 def _flag(name: str, value: object) -> bool:

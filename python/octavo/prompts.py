@@ -45,6 +45,11 @@ def tokenized_prompts(prompts: object, *, tokenizer: Tokenizer | None, vocab_siz
     return [reader.read(prompt, index) for index, prompt in enumerate(_listed(prompts))]
 
 
+def tokenized_prompt(prompt: object, *, tokenizer: Tokenizer | None, vocab_size: int) -> TokenizedPrompt:
+    """A single prompt, checked and encoded."""
+    return _Reader(tokenizer, vocab_size).read(prompt, 0)
+
+
 def _listed(prompts: object) -> Sequence[object]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]

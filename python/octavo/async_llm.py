@@ -1,0 +1,136 @@
+"""`AsyncLLM`: a model in this process, for many tasks at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from octavo.collect import Collector
+from octavo.delivery import Arrivals, Deliveries, RequestStream
+from octavo.errors import EngineDeadError, InvalidRequest
+from octavo.loaded import LoadedModel
+from octavo.lower import lowered, params_of_one
+from octavo.options import seconds_or_none
+from octavo.prompts import tokenized_prompt
+from octavo.shown import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from octavo.chat_template import Conversation
+    from octavo.prompts import Prompt, TokenizedPrompt
+    from octavo.sampling_params import SamplingParams
+
+
+class AsyncLLM(LoadedModel):
+    """A loaded model for event loops: each request is a stream that a task reads.
+
+    It may be used from several event loops and threads at once, and by one `asyncio.run` after another. Methods that
+    are not `async` return at once, save `close` and those that ask the engine: they wait for the end of its step.
+    """
+
+    def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> RequestStream:
+        """Continue `prompt`; iterate over the result for the outputs as they grow.
+
+        Wrong input is refused by the call itself, and so is a `request_id` that an unfinished request has. The request
+        runs from here on, read or not. It ends early when the stream is closed or dropped, or when a task that waits
+        for its next output is cancelled.
+        """
+        self._check_usable()
+        read = tokenized_prompt(prompt, tokenizer=self._tokenizer, vocab_size=self._core.vocab_size)
+        return self._submitted(read, sampling_params, request_id)
+
+    def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> RequestStream:
+        """Answer one conversation by the model's chat template; the rest is as with `generate`."""
+        named = [("messages", messages)]
+        [prompt] = self._rendered(named, add_generation_prompt, chat_template, chat_template_kwargs)
+        return self._submitted(prompt, sampling_params, request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its stream gives one more output, with the finish reason "abort", and ends.
+
+        A name that no unfinished request has is passed over.
+        """
+        if not isinstance(request_id, str):
+            raise InvalidRequest(f"request_id: found {shown(request_id)}, expected a text")
+        self._check_process()
+        with self._deliveries.lock:
+            request = self._deliveries.requests.get(request_id)
+        if request is not None:
+            self._core.abort([request])
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Refuse new requests, let those that run finish within `timeout` seconds, end the rest, and close.
+
+        Without a timeout it waits until all have finished. A request that is ended has the finish reason "abort". May
+        be called again, also to hurry one that waits.
+        """
+        seconds = seconds_or_none("timeout", timeout)
+        if self._process != os.getpid():
+            return
+        with self._deliveries.lock:
+            self._draining = True
+        if not await self._deliveries.ended(seconds):
+            with self._deliveries.lock:
+                left = list(self._deliveries.requests.values())
+            self._core.abort(left)
+            await self._deliveries.ended(None)
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        """Close at the end of the block."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await asyncio.to_thread(self.close)
+
+    # Private
+
+    def _prepare(self) -> None:
+        self._draining = False
+        self._deliveries: Deliveries = Deliveries()
+
+    def _submitted(
+        self, prompt: TokenizedPrompt, sampling_params: SamplingParams | None, request_id: str | None
+    ) -> RequestStream:
+        loop = _running_loop()
+        params = params_of_one(sampling_params, default=self._defaults)
+        core_params = lowered([params], vocab_size=self._core.vocab_size)
+        with self._deliveries.lock:
+            self._check_usable()
+            if self._draining:
+                raise EngineDeadError("this AsyncLLM is shutting down")
+            name = self._deliveries.free_name(request_id)
+            delivery = self._deliveries.of_loop(loop, self._core.inbox)
+            [(request, seed)] = self._core.submit(delivery.inbox, [prompt.token_ids], core_params)
+            arrivals = Arrivals(name, Collector(prompt, name, seed, num_choices=params.n), loop)
+            self._deliveries.add(delivery, request, arrivals)
+        return RequestStream(arrivals, partial(self._take_back, name, request))
+
+    def _take_back(self, name: str, request: int) -> None:
+        self._core.abort([request])
+        self._deliveries.forget(name, request)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise InvalidRequest("found no running event loop, expected a call from within one") from None
