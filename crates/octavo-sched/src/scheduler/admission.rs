@@ -1,6 +1,7 @@
 //! Who leaves the queue: the first, if there is room for it and for what the running ones are still expected to write.
 
 use crate::cache::{Adoption, Found, Prospect};
+use crate::config::PrefixCaching;
 use crate::plan::Admitted;
 use crate::request::Micros;
 use crate::sequence::Sequence;
@@ -47,10 +48,10 @@ impl Scheduler {
         self.waiting.iter().take_while(|sequence| Some(arrival(sequence)) == first).count()
     }
 
-    /// What the cache holds of the first waiting sequence. Where others wait for it, only what they share counts.
+    /// What the cache holds of the first waiting sequence, if it is to look. Where others wait for it, only what they share counts.
     fn find_first_waiting(&self, family: usize) -> Option<Found> {
         let first = self.waiting.front()?;
-        if first.params().skip_reading_prefix_cache {
+        if first.params().skip_reading_prefix_cache || self.config.prefix_cache == PrefixCaching::Off {
             return None;
         }
         let limit = if family > 1 { first.shared_len(self.config.block_size) } else { first.tokens().len() - 1 };
