@@ -18,7 +18,6 @@ pub(crate) struct KvCache {
     caching: PrefixCaching,
     block_size: usize,
     max_chunk: usize,
-    num_copied: u64,
 }
 
 #[derive(Debug)]
@@ -85,7 +84,6 @@ impl KvCache {
             caching: config.prefix_cache,
             block_size: config.block_size,
             max_chunk: config.max_num_batched_tokens,
-            num_copied: 0,
         }
     }
 
@@ -200,7 +198,6 @@ impl KvCache {
             if table.is_shared(&group.pool, start)
                 && let Some((from, to)) = table.unshare(&mut group.pool, start)
             {
-                self.num_copied += 1;
                 copies.push(BlockCopy { group: index, from, to });
             }
             let reserved = table.reserve(&mut group.pool, end);
@@ -328,10 +325,6 @@ impl KvCache {
 
     pub(crate) fn num_free(&self, index: usize) -> usize {
         self.groups[index].pool.num_free()
-    }
-
-    pub(crate) fn num_copied(&self) -> u64 {
-        self.num_copied
     }
 
     /// A count of blocks or slots, summed over the layer groups.

@@ -11,7 +11,6 @@ use super::{Draft, Scheduler};
 impl Scheduler {
     /// Admits waiting requests, first come first served, and gives each its first span, while the budget lasts.
     pub(super) fn admit_waiting(&mut self, now: Micros, draft: &mut Draft) {
-        self.is_short_of_blocks = false;
         while draft.budget > 0 && !self.waiting.is_empty() {
             let family = self.first_waiting();
             let seats: usize = self.waiting.iter().take(family).map(num_seats).sum();

@@ -31,8 +31,8 @@ pub struct Scheduler {
     limits: AdmissionLimits,
     cache: KvCache,
     expected: ExpectedOutput,
-    /// `SeqId::arrival` of every request that has not ended.
-    requests: HashMap<RequestId, u64>,
+    /// Every request that has not ended.
+    requests: HashMap<RequestId, Place>,
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
     next_arrival: u64,
@@ -42,6 +42,15 @@ pub struct Scheduler {
     is_short_of_blocks: bool,
     /// Only the counts since the beginning; the rest of a snapshot is filled in when it is asked for.
     totals: SchedulerStats,
+}
+
+/// Where the sequences of a request are.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Their [`SeqId::arrival`].
+    arrival: u64,
+    /// The choice of the next one that a fork makes.
+    next_choice: u32,
 }
 
 /// A plan in the making: what is left of the budget, and whose the copies are.
@@ -100,7 +109,7 @@ impl Scheduler {
         let id = SeqId { arrival: self.next_arrival, choice: 0 };
         self.next_arrival += 1;
         let final_len = self.limits.final_len(request.prompt.len(), &request.params);
-        self.requests.insert(request.id, id.arrival);
+        self.requests.insert(request.id, Place { arrival: id.arrival, next_choice: request.params.n });
         self.waiting.push_back(Sequence::new(id, request, final_len, self.cache.no_blocks()));
         Ok(id)
     }
@@ -110,7 +119,7 @@ impl Scheduler {
     ///
     /// It may come between `schedule` and `commit`. There is no output for the request after it.
     pub fn abort(&mut self, id: RequestId) -> Vec<u32> {
-        let Some(&arrival) = self.requests.get(&id) else { return vec![] };
+        let Some(&Place { arrival, .. }) = self.requests.get(&id) else { return vec![] };
         let mut choices = vec![];
         for mut sequence in self.take_out(arrival) {
             choices.push(sequence.id().choice);
@@ -133,8 +142,9 @@ impl Scheduler {
         if !generates || !fits || self.num_seats_taken() == self.config.max_num_seqs {
             return None;
         }
-        let choice = self.running[family.end - 1].id().choice + 1;
-        let child = parent.fork(choice, &mut self.cache);
+        let place = self.requests.get_mut(&parent.request())?;
+        let child = parent.fork(place.next_choice, &mut self.cache);
+        place.next_choice += 1;
         let id = child.id();
         self.running.insert(family.end, child);
         Some(id)
@@ -150,7 +160,9 @@ impl Scheduler {
         let plan = StepPlan { spans: Vec::with_capacity(self.running.len()), ..Default::default() };
         let mut draft = Draft { plan, budget, copies: vec![] };
         self.plan_running(&mut draft);
-        if draft.plan.preempted.is_empty() {
+        // Who has just given way does not come back at once.
+        self.is_short_of_blocks = !draft.plan.preempted.is_empty();
+        if !self.is_short_of_blocks {
             self.admit_waiting(now, &mut draft);
         }
         let Draft { mut plan, budget: left, copies } = draft;
@@ -159,6 +171,7 @@ impl Scheduler {
         plan.copies = copies.into_iter().map(|(_, copy)| copy).collect();
         self.totals.steps += u64::from(!plan.spans.is_empty());
         self.totals.tokens_scheduled += (budget - left) as u64;
+        self.totals.blocks_copied += plan.copies.len() as u64;
         self.is_planned = !plan.spans.is_empty();
         plan
     }

@@ -13,7 +13,7 @@ impl Scheduler {
         let slots_allocated = (blocks_total - blocks_free) * self.config.block_size;
         let slots_used = self.cache.sum(|pool| pool.counts().used);
         let slots_internal: usize = self.running.iter().map(|sequence| self.never_filled(sequence)).sum();
-        let external = if self.is_short_of_blocks { blocks_free } else { 0 };
+        let external = if self.is_short_of_blocks && !self.waiting.is_empty() { blocks_free } else { 0 };
         SchedulerStats {
             running: self.running.len(),
             waiting: self.waiting.len(),
@@ -28,7 +28,6 @@ impl Scheduler {
             slots_reserved: slots_allocated - slots_used - slots_internal,
             slots_internal,
             slots_external: external * self.config.block_size,
-            blocks_copied: self.cache.num_copied(),
             ..self.totals
         }
     }
@@ -52,7 +51,7 @@ impl Scheduler {
         let mut arrivals: Vec<_> = running.iter().chain(&waiting).map(|id| id.arrival).collect();
         arrivals.sort_unstable();
         arrivals.dedup();
-        let mut requests: Vec<_> = self.requests.values().copied().collect();
+        let mut requests: Vec<_> = self.requests.values().map(|place| place.arrival).collect();
         requests.sort_unstable();
         if arrivals != requests {
             return Err(format!("requests {requests:?} are known, but sequences of {arrivals:?} are queued"));
