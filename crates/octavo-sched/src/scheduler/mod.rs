@@ -131,15 +131,16 @@ impl Scheduler {
     }
 
     /// Parts a running sequence in two: the new one has the same tokens and shares all blocks, until either writes. Not
-    /// between `schedule` and `commit`. `None`, and no change, if the sequence does not run or computes its prompt, if no
+    /// between `schedule` and `commit`. `None`, and no change, if the sequence does not run, or computes its prompt or what a preemption took, if no
     /// more sequences may run, or if the pool could not hold the request's sequences up to their end.
     pub fn fork(&mut self, id: SeqId) -> Option<SeqId> {
         assert!(!self.is_planned, "a sequence is not forked between schedule and commit");
         let family = self.running_of(id.arrival);
         let parent = &self.running[self.running.binary_search_by_key(&id, Sequence::id).ok()?];
         let generates = parent.output_len() > 0 && parent.pending() == 1;
+        let is_awaited = self.running[family.clone()].iter().any(|sequence| sequence.follows);
         let fits = self.limits.holds(parent.prompt_len(), parent.final_len(), family.len() + 1);
-        if !generates || !fits || self.num_seats_taken() == self.config.max_num_seqs {
+        if !generates || is_awaited || !fits || self.num_seats_taken() == self.config.max_num_seqs {
             return None;
         }
         let place = self.requests.get_mut(&parent.request())?;
