@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import EngineDeadError, InvalidRequest
@@ -219,8 +220,8 @@ class Delivery:
         try:
             while self._goes_on():
                 arrived = self.inbox.recv(_WAIT_SECONDS)
-                if arrived and not self._call(self._add, arrived):
-                    break
+                if arrived:
+                    self._call(self._add, arrived)
                 with self._deliveries.lock:
                     self._unfinished -= sum(delta.last for delta in arrived)
         except BaseException as error:  # A panic of the extension is no Exception; whatever it is, readers must know.
@@ -247,13 +248,10 @@ class Delivery:
         main, runner = threading.main_thread(), self._runner
         return not main.is_alive() and (runner is main or runner.daemon or not runner.is_alive())
 
-    def _call(self, function: Callable[[Any], None], argument: object) -> bool:
-        """Have the loop call `function`; False if it is closed."""
-        try:
+    def _call(self, function: Callable[[Any], None], argument: object) -> None:
+        """Have the loop call `function`, unless it is closed."""
+        with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function, argument)
-        except RuntimeError:
-            return False
-        return True
 
     # In the event loop
 

@@ -8,7 +8,8 @@ use octavo_backend::{
     WeightSource,
 };
 use octavo_engine::{
-    EngineHandle, Event, FinishReason, Inbox, Output, RequestId, SamplingParams, Submission, SubmitError,
+    EngineConfig, EngineHandle, Event, FinishReason, Inbox, Output, PrefixCaching, RequestId, SamplingParams,
+    Submission, SubmitError,
 };
 
 fn handle() -> EngineHandle {
@@ -127,11 +128,70 @@ fn a_closed_engine_tells_who_waits_and_refuses_who_comes() {
     handle.submit(vec![submission(&[3, 4], 150)], &inbox).unwrap();
     handle.close();
     handle.close();
-    let events = inbox.recv(Duration::from_secs(1));
-    assert_eq!(events.last(), Some(&Event::Died("it was closed".into())));
+    assert_eq!(deaths(&events_until_death(&inbox)), ["it was closed"]);
     let refused = handle.submit(vec![submission(&[3], 1)], &inbox).unwrap_err();
     assert_eq!(refused.to_string(), "the engine has ended: it was closed");
     assert!(handle.stats().is_err());
+}
+
+/// Events until the word that the engine has died.
+fn events_until_death(inbox: &Inbox) -> Vec<Event> {
+    let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    while !matches!(events.last(), Some(Event::Died(_))) {
+        assert!(Instant::now() < deadline, "no word of the end");
+        events.extend(inbox.recv(Duration::from_millis(100)));
+    }
+    events
+}
+
+fn deaths(events: &[Event]) -> Vec<&str> {
+    events
+        .iter()
+        .filter_map(|event| if let Event::Died(reason) = event { Some(reason.as_str()) } else { None })
+        .collect()
+}
+
+#[test]
+fn a_panic_that_is_injected_reaches_each_inbox_once_however_many_requests_it_has() {
+    let handle = handle();
+    let inboxes: Vec<Inbox> = (0..8).map(|_| Inbox::new()).collect();
+    for inbox in &inboxes {
+        handle.submit(vec![submission(&[3, 4], 150); 3], inbox).unwrap();
+    }
+    handle.inject_panic("a kernel met a NaN");
+    let began = Instant::now();
+    for inbox in &inboxes {
+        let mut events = events_until_death(inbox);
+        events.extend(inbox.recv(Duration::ZERO));
+        assert_eq!(deaths(&events), ["a panic: a kernel met a NaN"]);
+    }
+    assert!(began.elapsed() < Duration::from_secs(1));
+    handle.inject_panic("again");
+    let dead = "the engine has ended: a panic: a kernel met a NaN";
+    assert_eq!(handle.submit(vec![submission(&[3], 1)], &Inbox::new()).unwrap_err().to_string(), dead);
+    assert_eq!(handle.stats().unwrap_err().to_string(), dead);
+    assert_eq!(handle.block_map().unwrap_err().to_string(), dead);
+    assert_eq!(handle.reset_prefix_cache().unwrap_err().to_string(), dead);
+}
+
+#[test]
+fn the_block_map_shows_what_is_held_and_what_a_reset_makes_the_engine_forget() {
+    let config = EngineConfig { prefix_cache: PrefixCaching::On, ..tiny_config(64) };
+    let handle = EngineHandle::start(tiny_engine(Reference::exact(), config)).unwrap();
+    let inbox = Inbox::new();
+    let held = |handle: &EngineHandle| handle.block_map().unwrap()[0].iter().filter(|block| block.owners > 0).count();
+    let cached = |handle: &EngineHandle| handle.block_map().unwrap()[0].iter().filter(|block| block.cached).count();
+    assert_eq!(handle.block_map().unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [120, 120]);
+    // Two full blocks of 16 and a part of a third.
+    let prompt: Vec<u32> = (3..43).collect();
+    let accepted = handle.submit(vec![submission(&prompt, 100)], &inbox).unwrap();
+    while held(&handle) == 0 {}
+    assert!((3..=9).contains(&held(&handle)));
+    handle.abort(&[accepted[0].id]);
+    assert_eq!(held(&handle), 0);
+    assert!(cached(&handle) >= 2);
+    assert!(handle.reset_prefix_cache().unwrap() >= 2);
+    assert_eq!((cached(&handle), handle.reset_prefix_cache().unwrap()), (0, 0));
 }
 
 /// Reference, but the token 77 makes it panic: a kernel with a fault.
@@ -170,13 +230,7 @@ fn a_panic_in_a_kernel_reaches_every_caller_as_an_error() {
     handle.submit(vec![submission(&[3, 4], 150)], &waiting).unwrap();
     handle.submit(vec![submission(&[77], 1)], &fatal).unwrap();
     for inbox in [waiting, fatal] {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let mut last = None;
-        while !matches!(last, Some(Event::Died(_))) {
-            assert!(Instant::now() < deadline, "no word of the end");
-            last = inbox.recv(Duration::from_millis(100)).pop().or(last);
-        }
-        assert_eq!(last, Some(Event::Died("a panic: token 77 is a fault".into())));
+        assert_eq!(deaths(&events_until_death(&inbox)), ["a panic: token 77 is a fault"]);
     }
     assert!(matches!(handle.submit(vec![submission(&[3], 1)], &Inbox::new()), Err(SubmitError::Dead(_))));
 }
@@ -184,7 +238,7 @@ fn a_panic_in_a_kernel_reaches_every_caller_as_an_error() {
 #[test]
 fn a_configuration_that_cannot_serve_is_refused_at_load() {
     let model = tiny_model();
-    let config = octavo_engine::EngineConfig { max_num_seqs: 0, ..tiny_config(64) };
+    let config = EngineConfig { max_num_seqs: 0, ..tiny_config(64) };
     let error = octavo_engine::Engine::load(Reference::exact(), &model.spec, &mut model.clone(), config).err().unwrap();
     assert!(error.to_string().contains("max_num_seqs"), "{error}");
 }
