@@ -4,18 +4,17 @@
 //!
 //! Model and limits are measured in turn, so that all see the same minutes of a shared machine; medians with spread.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use octavo_backend::{DecoderSpec, WeightFormat, WeightId, WeightShape};
+use octavo_benches::{series::Series, smollm2};
 use octavo_cpu::{
     CpuBackend, CpuOptions, host,
     isa::Isa,
     limits::{MEMORY_BYTES, ReadBuffer, dot_peak_of},
 };
 use octavo_engine::{Engine, EngineConfig, RequestId, SamplingParams};
-use octavo_model::Checkpoint;
-use octavo_sched::Request;
+use octavo_sched::{PrefixCaching, Request};
 
 const TURNS: usize = 9;
 const PROMPT: usize = 32;
@@ -23,12 +22,7 @@ const DECODED: usize = 128;
 const PREFILLED: usize = 512;
 
 fn main() {
-    let home = std::env::var_os("OCTAVO_HOME")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache").join("octavo"));
-    let path = home.join("models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let mut checkpoint =
-        Checkpoint::open(&path).unwrap_or_else(|error| panic!("{error}; `make pull` fetches the model"));
+    let mut checkpoint = smollm2::open();
     let spec = checkpoint.config().spec.clone();
     let (read_bytes, layer_products) = (checkpoint.weight_bytes(), layer_products(&spec));
     let formats: Vec<WeightFormat> = checkpoint.config().weight_formats.iter().map(|(format, _)| *format).collect();
@@ -86,6 +80,8 @@ fn config() -> EngineConfig {
         max_num_batched_tokens: PREFILLED,
         eos_token_ids: Vec::new(),
         seed: 0,
+        // Prompts of one turn begin alike.
+        prefix_cache: PrefixCaching::Off,
     }
 }
 
@@ -131,23 +127,5 @@ fn submit(engine: &mut Engine<CpuBackend>, turn: usize, prompt_len: usize, max_t
 fn finish(engine: &mut Engine<CpuBackend>) {
     while engine.has_work() {
         engine.step().expect("a step");
-    }
-}
-
-/// One measurement over all turns.
-struct Series {
-    least: f64,
-    median: f64,
-    most: f64,
-}
-
-impl Series {
-    fn of(mut values: Vec<f64>) -> Series {
-        values.sort_by(f64::total_cmp);
-        Series { least: values[0], median: values[values.len() / 2], most: values[values.len() - 1] }
-    }
-
-    fn scaled(&self, factor: f64) -> String {
-        format!("{:8.1} [{:.1} to {:.1}]", self.median * factor, self.least * factor, self.most * factor)
     }
 }

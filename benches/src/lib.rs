@@ -1,2 +1,8 @@
 //! Benchmarks, in `benches/`: `step` measures the engine on SmolLM2 beside the limits of the machine, `kernels` the
-//! parts of a step. `make bench` runs both.
+//! parts of a step, `scheduler` what the scheduler costs and how well it keeps the KV cache filled. `make bench` runs all.
+//!
+//! Here is what they share.
+
+pub mod lengths;
+pub mod series;
+pub mod smollm2;
