@@ -130,9 +130,13 @@ impl Scheduler {
         choices
     }
 
-    /// Parts a running sequence in two: the new one has the same tokens and shares all blocks, until either writes. Not
-    /// between `schedule` and `commit`. `None`, and no change, if the sequence does not run, or computes its prompt or what a preemption took, if no
+    /// Parts a running sequence in two: the new one has the same tokens and shares all blocks, until either writes.
+    ///
+    /// `None`, and no change, if the sequence does not run, or still computes its prompt or what a preemption took, if no
     /// more sequences may run, or if the pool could not hold the request's sequences up to their end.
+    ///
+    /// # Panics
+    /// Between `schedule` and `commit`.
     pub fn fork(&mut self, id: SeqId) -> Option<SeqId> {
         assert!(!self.is_planned, "a sequence is not forked between schedule and commit");
         let family = self.running_of(id.arrival);
