@@ -18,7 +18,7 @@ import tiny
 from octavo import LLM, SamplingParams
 from octavo.cli import COMMANDS
 from octavo.cli.generate import InOrder
-from octavo.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, SAMPLING_SWITCHES
+from octavo.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS
 from octavo.errors import InvalidRequest
 from processes import interruptible
 
@@ -180,6 +180,32 @@ def test_generate_json_has_what_the_documentation_says() -> None:
     assert answer["outputs"][0]["finish_reason"] == "length"
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
     assert all(value > 0 for value in answer["timings"].values())
+
+
+def test_several_answers_to_each_prompt_are_listed_in_order(successor_folder: Path) -> None:
+    options = ["--n", "3", "--max-tokens", "2", "--temperature", "0"]
+    outcome = octavo("generate", str(successor_folder), "A", "B", *options)
+    assert outcome.returncode == 0, outcome.stderr
+    first, second = outcome.stdout.splitlines()[0], outcome.stdout.splitlines()[3]
+    assert outcome.stdout.splitlines() == [first] * 3 + [second] * 3
+    outcome = octavo("generate", str(successor_folder), "A", "B", *options, "--json")
+    assert outcome.returncode == 0, outcome.stderr
+    found = json.loads(outcome.stdout)
+    listed = [(answer["prompt"], answer["index"], answer["text"]) for answer in found["outputs"]]
+    assert listed == [(prompt, index, text) for prompt, text in (("A", first), ("B", second)) for index in range(3)]
+    assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+
+
+def test_chat_goes_on_from_one_answer(successor_folder: Path) -> None:
+    assert_one_line_error(octavo("chat", str(successor_folder), "--n", "2"), 2, "--n", "found 2", "expected 1")
+
+
+def test_a_switch_can_be_turned_on_and_off_and_set_in_the_environment(successor_folder: Path) -> None:
+    words = ["generate", str(successor_folder), "x", "--max-tokens", "1", "--cache-salt", "mine"]
+    assert octavo(*words, "--no-enable-prefix-caching", "--skip-reading-prefix-cache").returncode == 0
+    assert octavo(*words, "--enable-prefix-caching", OCTAVO_ENABLE_PREFIX_CACHING="0").returncode == 0
+    outcome = octavo(*words, OCTAVO_ENABLE_PREFIX_CACHING="perhaps")
+    assert_one_line_error(outcome, 2, "OCTAVO_ENABLE_PREFIX_CACHING", "'perhaps'", "1, true, 0 or false")
 
 
 @pytest.mark.parametrize("content", [json.dumps(CAPITAL), json.dumps([CAPITAL])], ids=["one", "list"])
@@ -359,7 +385,7 @@ def test_texts_are_printed_in_order_whatever_the_order_in_which_they_come() -> N
 
 
 def test_every_field_of_sampling_params_that_exists_yet_is_an_option() -> None:
-    options = {option.name for option in SAMPLING_OPTIONS} | set(SAMPLING_SWITCHES)
+    options = {option.name for option in SAMPLING_OPTIONS}
     assert options == {field.name for field in fields(SamplingParams) if exists(field.name)}
 
 

@@ -1,11 +1,12 @@
 """What `LLM` answers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from calls import GREEDY, assert_alive, ids
-from octavo import LLM, InvalidRequest, SamplingParams
+from octavo import LLM, BlockState, InvalidRequest, SamplingParams
 
 
 def test_logprobs_count_what_is_asked_for(successor: LLM) -> None:
@@ -67,6 +68,45 @@ def test_many_requests_share_a_small_pool(successor_folder: Path) -> None:
         assert metrics.kv_blocks_peak <= metrics.kv_blocks_total == 10
         assert 0 < metrics.kv_waste_mean < 1
         assert (metrics.prompt_tokens, metrics.generation_tokens) == (sum(map(len, prompts)), 160)
+
+
+def test_a_request_tells_its_story(successor_folder: Path) -> None:
+    """Chunks of 16 tokens, then a prompt whose first block is cached, then one that parts from it at position 20."""
+    prompt = list(range(40))
+    sizes: dict[str, Any] = {"max_model_len": 64, "num_kv_blocks": 16, "max_num_batched_tokens": 16}
+    with LLM(successor_folder, device="reference", **sizes) as llm:
+        stories = []
+        for asked in (prompt, [*prompt[:16], 7, 7], [*prompt[:20], *[7] * 20]):
+            [output] = llm.generate([asked], GREEDY, use_tqdm=False)
+            assert output.metrics is not None
+            assert output.num_cached_tokens == output.metrics.cached_tokens
+            stories.append(output.metrics)
+        assert [(story.chunks, story.cached_tokens, story.preemptions) for story in stories] == [
+            (3, 0, 0),
+            (1, 16, 0),
+            (2, 16, 0),
+        ]
+        assert [story.first_differing_token for story in stories] == [None, 16, 20]
+        metrics = llm.get_metrics()
+        assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (40 + 18 + 40, 32)
+        story = stories[0]
+        times = [story.arrival_time, story.scheduled_time, story.first_token_time, story.last_token_time]
+        assert None not in times
+        assert times == sorted(times, key=lambda time: time or 0.0)
+
+
+def test_a_map_shows_every_block_and_a_reset_what_could_have_been_found(successor_folder: Path) -> None:
+    with LLM(successor_folder, device="reference", max_model_len=64, num_kv_blocks=8) as llm:
+        assert llm.block_map() == [[BlockState(owners=0, filled=0, cached=False)] * 8]
+        llm.generate([list(range(40))], GREEDY, use_tqdm=False)
+        [group] = llm.block_map()
+        assert [block.owners for block in group] == [0] * 8
+        # 47 tokens were computed: two full blocks, and a third that is one short of full.
+        assert sorted(block.filled for block in group if block.cached)[-2:] == [16, 16]
+        cached = sum(block.cached for block in group)
+        assert cached == llm.get_metrics().kv_blocks_cached >= 2
+        assert (llm.reset_prefix_cache(), llm.reset_prefix_cache()) == (cached, 0)
+        assert not any(block.cached for block in llm.block_map()[0])
 
 
 def test_a_bar_counts_requests_and_shows_the_rate(successor: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,19 @@ def test_control_tokens_give_text_only_when_they_are_not_skipped(speller: LLM) -
         assert output.outputs[0].text == expected
 
 
+def test_the_continuations_of_a_prompt_stream_side_by_side(speller: LLM) -> None:
+    params = SamplingParams(n=3, temperature=0, max_tokens=len(PIECES))
+    outputs = list(speller.stream([[0], [0]], params))
+    for index in range(2):
+        for choice in range(3):
+            own = [output for output in outputs if (output.index, output.choice) == (index, choice)]
+            assert [output.text for output in own] == ["hi", "", "", "😀", "", "", "🦀", "", "日", "", "ď!"]
+            assert [output.finished for output in own] == [False] * (len(own) - 1) + [True]
+    # The continuations part after the prompt, whose last token gives each its first.
+    [plain] = speller.generate([[0]], params, use_tqdm=False)
+    assert [choice.text for choice in plain.outputs] == [TEXT] * 3
+
+
 def test_a_wrong_prompt_is_refused_by_the_call_and_not_by_the_first_step(speller: LLM) -> None:
     with pytest.raises(InvalidRequest):
         speller.stream([[]], greedy())

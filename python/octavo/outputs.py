@@ -42,7 +42,7 @@ class RequestMetrics:
     """Prompt tokens that were found in the prefix cache."""
     first_differing_token: int | None
     """Where the prompt parts from what the prefix cache held: the position of the first token that was another one.
-    None if all was found that could be, or nobody looked."""
+    None if all was found that could be, if there was nothing to differ from, or nobody looked."""
 
     @property
     def time_in_queue(self) -> float | None:

@@ -97,6 +97,7 @@ ENGINE_OPTIONS = (
     Option(name="block_size", kind=WHOLE, metavar="TOKENS", help="tokens in a KV block"),
     Option(name="kv_cache_memory_bytes", kind=COUNT, metavar="BYTES", help="size of the KV pool, such as 64M"),
     Option(name="num_kv_blocks", kind=WHOLE, metavar="N", help="size of the KV pool in blocks"),
+    Option(name="enable_prefix_caching", kind=SWITCH, help="share KV blocks between requests that begin alike"),
     Option(name="dtype", choices=("auto",), help="the type of activations; auto is the only one yet"),
     Option(name="tokenizer", metavar="PATH", help="a tokenizer.json, or a folder with one, instead of the model's"),
     Option(name="chat_template", metavar="FILE", help="a chat template instead of the model's"),
@@ -104,10 +105,6 @@ ENGINE_OPTIONS = (
         name="generation_config", choices=("auto", "octavo"), help="octavo: ignore the sampling the model recommends"
     ),
     Option(name="served_model_name", metavar="NAME", help="the model's name in what is printed"),
-)
-
-ENGINE_SWITCHES = (
-    Option(name="enable_prefix_caching", kind=SWITCH, help="share KV blocks between requests that begin alike"),
 )
 
 SAMPLING_OPTIONS = (
@@ -121,9 +118,6 @@ SAMPLING_OPTIONS = (
     Option(name="stop_token_ids", kind=WHOLE_LIST, metavar="ID,...", help="tokens that end the answer"),
     Option(name="logprobs", kind=WHOLE, metavar="K", help="also keep the K largest log-probabilities of each token"),
     Option(name="cache_salt", metavar="TEXT", help="share KV blocks only with requests of the same salt"),
-)
-
-SAMPLING_SWITCHES = (
     Option(name="ignore_eos", kind=SWITCH, help="go on after the model's own end token"),
     Option(name="detokenize", kind=SWITCH, help="turn tokens into text"),
     Option(name="skip_special_tokens", kind=SWITCH, help="leave control tokens out of the text"),
@@ -136,8 +130,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine", "Each can also be set by a variable: --threads by OCTAVO_THREADS.")
     for option in ENGINE_OPTIONS:
         _add(group, option)
-    for switch in ENGINE_SWITCHES:
-        _add_switch(group, switch)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -145,13 +137,11 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for option in SAMPLING_OPTIONS:
         _add(group, option)
-    for switch in SAMPLING_SWITCHES:
-        _add_switch(group, switch)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine options that were given, on the command line or in the environment."""
-    return _environment_settings(os.environ) | _given(arguments, ENGINE_OPTIONS + ENGINE_SWITCHES)
+    return _environment_settings(os.environ) | _given(arguments, ENGINE_OPTIONS)
 
 
 def load(arguments: argparse.Namespace) -> LLM:
@@ -166,7 +156,7 @@ def sampling_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The sampling options that were given, checked, so that a wrong one is found before a model is loaded."""
     from octavo import SamplingParams
 
-    given = _given(arguments, SAMPLING_OPTIONS + SAMPLING_SWITCHES)
+    given = _given(arguments, SAMPLING_OPTIONS)
     SamplingParams(**given)
     return given
 
@@ -187,24 +177,16 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    group.add_argument(
-        option.flag,
-        dest=option.name,
-        type=read,
-        default=argparse.SUPPRESS,
-        metavar=option.placeholder,
-        help=option.help,
-    )
-
-
-def _add_switch(group: argparse._ArgumentGroup, switch: Option) -> None:
-    action = argparse.BooleanOptionalAction
-    group.add_argument(switch.flag, dest=switch.name, action=action, default=argparse.SUPPRESS, help=switch.help)
+    common: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": option.help}
+    if option.kind is SWITCH:
+        group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
+    else:
+        group.add_argument(option.flag, type=read, metavar=option.placeholder, **common)
 
 
 def _environment_settings(environment: Mapping[str, str]) -> dict[str, Any]:
     settings = {}
-    for option in ENGINE_OPTIONS + ENGINE_SWITCHES:
+    for option in ENGINE_OPTIONS:
         text = environment.get(option.variable, "")
         if text:
             try:
