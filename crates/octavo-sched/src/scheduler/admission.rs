@@ -25,8 +25,10 @@ impl Scheduler {
             }
             let index = self.admit(family, found, now, draft);
             self.join_followers(index);
-            let is_planned = self.plan_span(index, draft);
-            debug_assert!(is_planned, "there is room for what was admitted");
+            if !self.plan_span(index, draft) {
+                // What its continuations found in the cache took the room; the next step makes some.
+                return;
+            }
         }
     }
 
@@ -73,8 +75,11 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let length = sequence.tokens().len() + self.expected.residual(sequence, block_size);
         // The token at the end is never computed.
-        let total = self.cache.blocks_at(group, Prospect { stored: length - 1, pending: sequence.pending() });
-        let own = total.saturating_sub(sequence.prompt_len() / block_size);
+        let stored = length - 1;
+        let total = self.cache.blocks_at(group, Prospect { stored, pending: sequence.pending() });
+        // Behind a window the full blocks of the prompt, which continuations share, are soon out of sight.
+        let is_hidden = total < stored.div_ceil(block_size);
+        let own = if is_hidden { total } else { total - sequence.prompt_len() / block_size };
         if sequence.follows {
             return own;
         }
