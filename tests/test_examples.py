@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 EXPECTED = {
+    "async_streams.py": ["The capital of France is Paris", "The capital of Italy is Rome"],
     "chat.py": ["Paris", "Rome"],
     "demo.py": ["time to first token", "prefill", "decode", "KV blocks used", "KV waste", "peak memory"],
     "generate.py": ["The capital of France is Paris"],
@@ -37,11 +39,18 @@ def test_each_example_prints_what_it_promises(name: str) -> None:
         assert text in printed
 
 
-def test_the_example_of_the_readme_runs() -> None:
-    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    outcome = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
-    assert outcome.returncode == 0, outcome.stderr
-    assert outcome.stdout.count("\n") >= 3
+def test_the_examples_of_the_readme_run() -> None:
+    """The second one goes on in an event loop, with a model that is loaded already."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    program, fragment = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    beginning = (
+        "import asyncio\nfrom octavo import AsyncLLM, SamplingParams\nasync def main():\n"
+        "    async with AsyncLLM('smollm2-135m', kv_cache_memory_bytes=64 << 20) as llm:\n"
+    )
+    for example in (program, f"{beginning}{textwrap.indent(fragment, ' ' * 8)}\nasyncio.run(main())"):
+        outcome = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
+        assert outcome.returncode == 0, outcome.stderr
+        assert outcome.stdout.count("\n") >= 3
 
 
 def test_the_demo_stays_under_400_mb() -> None:
