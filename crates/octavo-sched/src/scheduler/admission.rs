@@ -73,7 +73,7 @@ impl Scheduler {
     /// Blocks of one layer group that a sequence, and those that are to part from it, are expected to take yet.
     fn growth(&self, group: usize, sequence: &Sequence) -> usize {
         let block_size = self.config.block_size;
-        let length = sequence.tokens().len() + self.expected.residual(sequence, block_size);
+        let length = sequence.tokens().len() + self.expected.room(sequence, block_size);
         // The token at the end is never computed.
         let stored = length - 1;
         let total = self.cache.blocks_at(group, Prospect { stored, pending: sequence.pending() });

@@ -216,6 +216,7 @@ impl Scheduler {
             self.running.append(&mut born);
             self.running.sort_by_key(Sequence::id);
         }
+        self.expected.generated(outputs.iter().map(|output| output.tokens.len()).sum());
         self.end_finished(&mut outputs);
         outputs
     }
@@ -346,7 +347,7 @@ impl Scheduler {
     fn end(&mut self, sequence: &mut Sequence, reason: FinishReason) {
         sequence.release(&mut self.cache);
         if sequence.output_len() > 0 {
-            self.expected.learn(sequence.output_len());
+            self.expected.ended();
         }
         self.totals.finished.count(reason, 1 + sequence.unborn);
     }
