@@ -125,7 +125,8 @@ fn seeds_that_nobody_gave_differ_and_repeat_with_the_engine() {
 #[test]
 fn a_closed_engine_tells_who_waits_and_refuses_who_comes() {
     let (handle, inbox) = (handle(), Inbox::new());
-    handle.submit(vec![submission(&[3, 4], 150)], &inbox).unwrap();
+    // Seconds of work, so that it is not done before this thread gets to close.
+    handle.submit(vec![submission(&[3, 4], 150); 200], &inbox).unwrap();
     handle.close();
     handle.close();
     assert_eq!(deaths(&events_until_death(&inbox)), ["it was closed"]);
@@ -184,10 +185,10 @@ fn the_block_map_shows_what_is_held_and_what_a_reset_makes_the_engine_forget() {
     assert_eq!(handle.block_map().unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [120, 120]);
     // Two full blocks of 16 and a part of a third.
     let prompt: Vec<u32> = (3..43).collect();
-    let accepted = handle.submit(vec![submission(&prompt, 100)], &inbox).unwrap();
+    let accepted = handle.submit(vec![submission(&prompt, 100); 200], &inbox).unwrap();
     while held(&handle) == 0 {}
-    assert!((3..=9).contains(&held(&handle)));
-    handle.abort(&[accepted[0].id]);
+    assert!(held(&handle) >= 3);
+    handle.abort(&accepted.iter().map(|accepted| accepted.id).collect::<Vec<_>>());
     assert_eq!(held(&handle), 0);
     assert!(cached(&handle) >= 2);
     assert!(handle.reset_prefix_cache().unwrap() >= 2);

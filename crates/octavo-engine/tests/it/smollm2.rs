@@ -84,17 +84,8 @@ pub fn teacher_forced<B: Backend>(mut backend: B, prompts: &[Recorded]) -> Vec<V
 fn inputs(spec: &DecoderSpec, recorded: &Recorded) -> StepInputs {
     let tokens: Vec<TokenId> = recorded.prompt.iter().chain(&recorded.tokens).copied().collect();
     let rows = tokens.len() - 1;
-    let sample = |row| SampleRow {
-        row,
-        position: row as u32 + 1,
-        choice: 0,
-        seed: 0,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        logprobs: Some(spec.vocab_size as u32),
-    };
+    let logprobs = Some(spec.vocab_size as u32);
+    let sample = |row| SampleRow { logprobs, ..SampleRow::greedy(row, row as u32 + 1) };
     StepInputs {
         tokens: tokens[..rows].to_vec(),
         spans: vec![SpanInput { first_row: 0, len: rows, start: 0 }],
