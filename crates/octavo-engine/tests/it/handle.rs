@@ -21,6 +21,11 @@ fn submission(prompt: &[u32], max_tokens: usize) -> Submission {
     Submission { prompt: prompt.to_vec(), seed: Some(1), params }
 }
 
+/// More than an engine does before the thread that submitted it has done its next thing.
+fn much_work() -> Vec<Submission> {
+    vec![submission(&[3, 4], 150); 200]
+}
+
 /// Outputs until `count` requests have finished or the engine has died.
 fn collect(inbox: &Inbox, count: usize) -> Vec<Output> {
     let (mut outputs, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
@@ -81,13 +86,15 @@ fn one_bad_submission_refuses_the_list_and_queues_nothing() {
 #[test]
 fn an_aborted_request_answers_once_more_and_its_blocks_come_home() {
     let (handle, inbox) = (handle(), Inbox::new());
-    let accepted = handle.submit(vec![submission(&[3, 4], 150), submission(&[5], 3)], &inbox).unwrap();
-    handle.abort(&[accepted[0].id, RequestId(999)]);
-    let outputs = collect(&inbox, 2);
+    let short = handle.submit(vec![submission(&[5], 3)], &inbox).unwrap()[0].id;
+    let long: Vec<RequestId> = handle.submit(much_work(), &inbox).unwrap().iter().map(|accepted| accepted.id).collect();
+    handle.abort(&[&long[..], &[RequestId(999)]].concat());
+    let outputs = collect(&inbox, 1 + long.len());
     let finish =
         |id| outputs.iter().filter(|o| o.request == id).filter_map(|o| o.finish).map(|f| f.reason).collect::<Vec<_>>();
-    assert_eq!(finish(accepted[0].id), [FinishReason::Abort]);
-    assert_eq!(finish(accepted[1].id), [FinishReason::Length]);
+    assert_eq!(finish(short), [FinishReason::Length]);
+    assert!(long.iter().all(|&id| finish(id).len() == 1));
+    assert_eq!(finish(long[199]), [FinishReason::Abort]);
     let stats = handle.stats().unwrap().scheduler;
     assert_eq!((stats.running, stats.blocks_free), (0, stats.blocks_total));
 }
@@ -95,14 +102,14 @@ fn an_aborted_request_answers_once_more_and_its_blocks_come_home() {
 #[test]
 fn a_caller_that_drops_its_inbox_leaves_nothing_running() {
     let (handle, inbox) = (handle(), Inbox::new());
-    handle.submit(vec![submission(&[3, 4], 150), submission(&[3, 4], 150)], &inbox).unwrap();
+    handle.submit(much_work(), &inbox).unwrap();
     drop(inbox);
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let stats = handle.stats().unwrap().scheduler;
         if stats.running + stats.waiting == 0 {
             assert_eq!(stats.blocks_free, stats.blocks_total);
-            assert!(stats.steps < 100, "the requests did not run to their end");
+            assert!(stats.finished.length < 200, "the requests did not run to their end");
             return;
         }
         assert!(Instant::now() < deadline, "still running");
@@ -125,8 +132,7 @@ fn seeds_that_nobody_gave_differ_and_repeat_with_the_engine() {
 #[test]
 fn a_closed_engine_tells_who_waits_and_refuses_who_comes() {
     let (handle, inbox) = (handle(), Inbox::new());
-    // Seconds of work, so that it is not done before this thread gets to close.
-    handle.submit(vec![submission(&[3, 4], 150); 200], &inbox).unwrap();
+    handle.submit(much_work(), &inbox).unwrap();
     handle.close();
     handle.close();
     assert_eq!(deaths(&events_until_death(&inbox)), ["it was closed"]);
@@ -228,7 +234,7 @@ impl Backend for Faulty {
 fn a_panic_in_a_kernel_reaches_every_caller_as_an_error() {
     let handle = EngineHandle::start(tiny_engine(Faulty(Reference::exact()), tiny_config(64))).unwrap();
     let (waiting, fatal) = (Inbox::new(), Inbox::new());
-    handle.submit(vec![submission(&[3, 4], 150)], &waiting).unwrap();
+    handle.submit(vec![submission(&[3, 4], 150); 31], &waiting).unwrap();
     handle.submit(vec![submission(&[77], 1)], &fatal).unwrap();
     for inbox in [waiting, fatal] {
         assert_eq!(deaths(&events_until_death(&inbox)), ["a panic: token 77 is a fault"]);
