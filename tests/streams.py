@@ -12,10 +12,12 @@ from octavo import AsyncLLM, RequestOutput, SamplingParams
 from octavo.delivery import RequestStream
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+# Takes so long that whatever a test does meanwhile comes before its end.
+WIDE = SamplingParams(n=16, temperature=0, max_tokens=None, ignore_eos=True)
 
 
 def loaded(folder: Path, *, max_num_seqs: int = 64) -> AsyncLLM:
-    return AsyncLLM(folder, device="reference", max_model_len=512, num_kv_blocks=256, max_num_seqs=max_num_seqs)
+    return AsyncLLM(folder, device="reference", max_model_len=512, num_kv_blocks=2048, max_num_seqs=max_num_seqs)
 
 
 @contextmanager

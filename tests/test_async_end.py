@@ -15,6 +15,7 @@ from calls import GREEDY, ids
 from octavo import LLM, AsyncLLM, EngineDeadError, InvalidRequest, RequestOutput
 from streams import (
     ENDLESS,
+    WIDE,
     assert_async_alive,
     assert_no_thread_is_left,
     closed_at_the_end,
@@ -34,7 +35,7 @@ def llm(successor_folder: Path) -> Iterator[AsyncLLM]:
 
 def test_a_shutdown_with_enough_time_lets_requests_finish_and_takes_no_new_ones(llm: AsyncLLM) -> None:
     async def shut_down(timeout: float | None) -> RequestOutput:
-        running = asyncio.create_task(last(llm.generate([1], ENDLESS)))
+        running = asyncio.create_task(last(llm.generate([1], WIDE)))
         await asyncio.sleep(0)
         ending = asyncio.create_task(llm.shutdown(timeout))
         await asyncio.sleep(0)
@@ -82,7 +83,7 @@ def test_a_wrong_timeout_is_refused(llm: AsyncLLM, timeout: float) -> None:
 def test_closing_fails_every_stream_once(llm: AsyncLLM) -> None:
     async def closed() -> None:
         async with llm:
-            streams = [llm.generate([index], ENDLESS) for index in range(3)]
+            streams = [llm.generate([index], WIDE) for index in range(3)]
             readers = [asyncio.create_task(read(stream)) for stream in streams]
             await started(llm, 3)
         for outcome in await asyncio.gather(*readers, return_exceptions=True):
@@ -95,12 +96,12 @@ def test_closing_fails_every_stream_once(llm: AsyncLLM) -> None:
 
 
 def failures_of_tasks(folder: Path) -> tuple[list[object], float]:
-    """What eight tasks get when the engine's thread panics, and how long they wait for it."""
-    llm = loaded(folder, max_num_seqs=4)
+    """What eight tasks get when the engine's thread panics, and how long they wait for it. Two are served till then."""
+    llm = loaded(folder, max_num_seqs=32)
 
     async def failed() -> tuple[list[object], float]:
-        tasks = [asyncio.create_task(read(llm.generate([index], ENDLESS))) for index in range(8)]
-        await started(llm, 4)
+        tasks = [asyncio.create_task(read(llm.generate([index], WIDE))) for index in range(8)]
+        await started(llm, 2)
         llm._core.inject_panic("a kernel met a NaN")
         began = time.monotonic()
         outcomes: list[object] = list(await asyncio.gather(*tasks, return_exceptions=True))
@@ -116,10 +117,10 @@ def failures_of_tasks(folder: Path) -> tuple[list[object], float]:
 
 def failures_of_threads(folder: Path) -> tuple[list[object], float]:
     """The same of eight threads."""
-    llm = LLM(folder, device="reference", max_model_len=512, num_kv_blocks=256, max_num_seqs=4)
+    llm = LLM(folder, device="reference", max_model_len=512, num_kv_blocks=2048, max_num_seqs=32)
     with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(llm.generate, [[index]], ENDLESS, use_tqdm=False) for index in range(8)]
-        while llm.get_metrics().requests_admitted < 4:
+        calls = [pool.submit(llm.generate, [[index]], WIDE, use_tqdm=False) for index in range(8)]
+        while llm.get_metrics().running < 32 or llm.get_metrics().waiting < 6:
             time.sleep(0.002)
         llm._core.inject_panic("a kernel met a NaN")
         began = time.monotonic()
@@ -153,7 +154,7 @@ def test_a_request_can_be_aborted_and_the_engine_shut_down_from_another_loop(llm
     ready = threading.Event()
 
     async def client() -> list[RequestOutput]:
-        streams = [llm.generate([1], ENDLESS, name) for name in ("one", "two")]
+        streams = [llm.generate([1], WIDE, name) for name in ("one", "two")]
         await anext(streams[1])
         ready.set()
         return list(await asyncio.gather(*map(last, streams)))

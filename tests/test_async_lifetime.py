@@ -14,6 +14,7 @@ from calls import GREEDY
 from octavo import AsyncLLM, InvalidRequest, RequestOutput, SamplingParams
 from streams import (
     ENDLESS,
+    WIDE,
     assert_async_alive,
     assert_holds_nothing,
     assert_no_thread_is_left,
@@ -34,7 +35,7 @@ def llm(successor_folder: Path) -> Iterator[AsyncLLM]:
 
 def test_an_aborted_request_gives_what_it_has_and_ends(llm: AsyncLLM) -> None:
     async def aborted() -> list[RequestOutput]:
-        stream = llm.generate([1, 2, 3], ENDLESS, "long")
+        stream = llm.generate([1, 2, 3], WIDE, "long")
         outputs = [await anext(stream)]
         await llm.abort("long")
         await llm.abort("nobody")
@@ -52,7 +53,7 @@ def test_an_aborted_request_gives_what_it_has_and_ends(llm: AsyncLLM) -> None:
 
 def test_all_continuations_of_an_aborted_request_end(llm: AsyncLLM) -> None:
     async def aborted(begun: bool) -> RequestOutput:
-        stream = llm.generate([1], SamplingParams(n=3, max_tokens=None, ignore_eos=True), "several")
+        stream = llm.generate([1], WIDE, "several")
         if begun:
             await anext(stream)
         await llm.abort("several")
@@ -62,20 +63,20 @@ def test_all_continuations_of_an_aborted_request_end(llm: AsyncLLM) -> None:
 
     for begun in (True, False):
         output = asyncio.run(aborted(begun))
-        assert [choice.finish_reason for choice in output.outputs] == ["abort"] * 3
+        assert [choice.finish_reason for choice in output.outputs] == ["abort"] * 16
         assert output.finished
 
 
 def test_a_cancelled_task_ends_its_request_at_once(llm: AsyncLLM) -> None:
     async def cancelled() -> None:
-        task = asyncio.create_task(read(llm.generate([1], ENDLESS)))
+        task = asyncio.create_task(read(llm.generate([1], WIDE)))
         await started(llm, 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert_holds_nothing(llm)
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(read(llm.generate([1], ENDLESS)), 0.05)
+            await asyncio.wait_for(read(llm.generate([1], WIDE)), 0.05)
         await assert_async_alive(llm)
 
     asyncio.run(cancelled())
@@ -85,8 +86,6 @@ def test_twenty_clients_that_go_away_leave_the_engine_to_others(llm: AsyncLLM) -
     async def served(num_clients: int) -> None:
         clients = [asyncio.create_task(read(llm.generate([index], ENDLESS))) for index in range(num_clients)]
         await started(llm, num_clients)
-        while llm.get_metrics().running < num_clients:
-            await asyncio.sleep(0.002)
         for client in clients:
             client.cancel()
         await asyncio.wait(clients)

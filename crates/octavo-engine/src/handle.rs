@@ -121,8 +121,8 @@ impl EngineHandle {
         self.ask(Command::ResetPrefixCache)
     }
 
-    /// Makes the engine's thread panic after its current step, as a faulty kernel would: for tests of what callers see
-    /// then. It cannot be undone.
+    /// Makes the engine's thread panic after its current step, as a faulty kernel would, though without a word on stderr:
+    /// for tests of what callers see then. It cannot be undone.
     pub fn inject_panic(&self, message: &str) {
         // A dead engine cannot die again.
         let _ = self.send(Command::Panic(message.to_owned()));
