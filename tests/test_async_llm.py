@@ -65,7 +65,10 @@ def test_an_output_holds_all_that_came_before_it(llm: AsyncLLM) -> None:
         assert before.logprobs is not None
         assert after.logprobs is not None
         assert after.logprobs[: len(before.logprobs)] == before.logprobs
-        assert (before.finish_reason, earlier.metrics) == (None, None)
+        assert before.finish_reason is None
+        assert earlier.metrics is not None
+        assert later.metrics is not None
+        assert earlier.metrics.first_token_time == later.metrics.first_token_time
     final = outputs[-1]
     assert (final.request_id, final.prompt, final.outputs[0].finish_reason) == ("grower", "ab", "length")
     assert len(final.outputs[0].token_ids) == 100

@@ -19,7 +19,7 @@ from octavo.outputs import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo._octavo import Delta, Inbox
+    from octavo._octavo import Delta, Inbox, Story
     from octavo.prompts import TokenizedPrompt
 
 # How long a wait may keep Python from seeing a signal.
@@ -42,14 +42,14 @@ class Collector:
         self._request_id = request_id
         self._seed = seed
         self._choices = [_Choice(index) for index in range(num_choices)]
-        self._metrics: RequestMetrics | None = None
+        self._story: Story | None = None
         self.finished = False
         """Whether nothing more comes."""
 
     def add(self, delta: Delta) -> None:
         """Take the next delta."""
         self._choices[delta.choice].add(delta)
-        self._metrics = _metrics(delta) or self._metrics
+        self._story = delta.story
         self.finished = delta.last
 
     def output(self) -> RequestOutput:
@@ -62,8 +62,8 @@ class Collector:
             prompt_logprobs=None,
             outputs=[choice.output() for choice in self._choices],
             finished=self.finished,
-            metrics=self._metrics,
-            num_cached_tokens=0 if self._metrics is None else self._metrics.cached_tokens,
+            metrics=None if self._story is None else _metrics(self._story),
+            num_cached_tokens=0 if self._story is None else self._story.cached_tokens,
         )
 
 
@@ -149,7 +149,7 @@ def _stream_output(delta: Delta, index: int) -> StreamOutput:
         finished=delta.finish_reason is not None,
         finish_reason=_finish_reason(delta),
         stop_reason=delta.stop_reason,
-        metrics=_metrics(delta),
+        metrics=None if delta.finish_reason is None else _metrics(delta.story),
     )
 
 
@@ -171,10 +171,7 @@ def _logprobs(delta: Delta) -> SampleLogprobs | None:
     return rows
 
 
-def _metrics(delta: Delta) -> RequestMetrics | None:
-    story = delta.story
-    if story is None:
-        return None
+def _metrics(story: Story) -> RequestMetrics:
     return RequestMetrics(
         arrival_time=story.arrival,
         scheduled_time=story.scheduled,

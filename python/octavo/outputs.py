@@ -83,9 +83,9 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics | None
-    """Present once a continuation has ended."""
+    """The story so far."""
     num_cached_tokens: int
-    """Prompt tokens that were found in the prefix cache; 0 as long as `metrics` is None."""
+    """Prompt tokens that were found in the prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

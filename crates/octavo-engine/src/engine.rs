@@ -95,11 +95,11 @@ impl<B: Backend> Engine<B> {
     pub fn abort(&mut self, id: RequestId) -> Vec<Output> {
         let choices = self.scheduler.abort(id);
         let story = self.stories.remove(&id).unwrap_or_default();
-        let finish = Some(Finish { reason: FinishReason::Abort, stop_token: None, story });
+        let finish = Some(Finish { reason: FinishReason::Abort, stop_token: None });
         let last = choices.last().copied();
         let output = |choice| {
             let last = Some(choice) == last;
-            Output { request: id, choice, tokens: Vec::new(), logprobs: Vec::new(), finish, last }
+            Output { request: id, choice, tokens: Vec::new(), logprobs: Vec::new(), finish, last, story }
         };
         choices.into_iter().map(output).collect()
     }
@@ -222,12 +222,13 @@ impl<B: Backend> Engine<B> {
                 story.first_token.get_or_insert(now);
                 story.last_token = Some(now);
             }
-            let finish = finish.map(|reason| Finish { reason, stop_token, story: *story });
+            let finish = finish.map(|reason| Finish { reason, stop_token });
+            let story = *story;
             if last {
                 self.stories.remove(&request);
             }
             let logprobs = logprobs.remove(&seq).into_iter().collect();
-            Output { request, choice: seq.choice, tokens, logprobs, finish, last }
+            Output { request, choice: seq.choice, tokens, logprobs, finish, last, story }
         };
         outputs.into_iter().map(&mut report).collect()
     }

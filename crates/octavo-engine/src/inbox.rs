@@ -33,6 +33,8 @@ pub struct Output {
     pub finish: Option<Finish>,
     /// Whether this is the last output of the request.
     pub last: bool,
+    /// The request's story up to here.
+    pub story: Story,
 }
 
 /// How a continuation ended.
@@ -42,8 +44,6 @@ pub struct Finish {
     pub reason: FinishReason,
     /// The token that stopped it.
     pub stop_token: Option<TokenId>,
-    /// The request's story up to here.
-    pub story: Story,
 }
 
 /// What happened to a request. Times are microseconds on the clock of [`crate::EngineHandle::now`].

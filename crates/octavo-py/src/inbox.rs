@@ -60,9 +60,9 @@ pub struct Delta {
     /// Whether nothing more comes for the request.
     #[pyo3(get)]
     last: bool,
-    /// With the last output of a continuation: what happened to the request so far.
+    /// What happened to the request so far.
     #[pyo3(get)]
-    story: Option<StoryClass>,
+    story: StoryClass,
 }
 
 type TokenReport = (u32, f32, u32, Option<String>);
@@ -213,7 +213,7 @@ impl InboxClass {
             finish_reason: output.finish.map(|finish| finish.reason.as_str()),
             stop_reason,
             last: output.last,
-            story: output.finish.map(|finish| StoryClass::new(&finish.story, self.clock_offset)),
+            story: StoryClass::new(&output.story, self.clock_offset),
         })
     }
 

@@ -95,9 +95,7 @@ pub fn run_with_stories<B: Backend>(engine: &mut Engine<B>, requests: &[Request]
             let (answer, story) = answers.entry((output.request, output.choice)).or_default();
             answer.tokens.extend(output.tokens);
             answer.logprobs.extend(output.logprobs);
-            if let Some(finish) = output.finish {
-                *story = finish.story;
-            }
+            *story = output.story;
             if output.last {
                 ended.insert(output.request);
             }

@@ -56,7 +56,7 @@ fn answers_through_an_inbox_equal_those_of_a_stepped_engine() {
         let mut own = outputs.iter().filter(|output| output.request == accepted.id);
         let tokens: Vec<u32> = own.clone().flat_map(|output| output.tokens.clone()).collect();
         assert_eq!(tokens, expected.tokens);
-        let story = own.next_back().unwrap().finish.unwrap().story;
+        let story = own.next_back().unwrap().story;
         assert!(Some(story.arrival) <= story.scheduled && story.scheduled <= story.first_token);
         assert!(story.first_token <= story.last_token);
     }
