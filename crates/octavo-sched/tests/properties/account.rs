@@ -1,0 +1,112 @@
+//! A plain account of the requests that a scheduler has: what each must generate, and what it may hold.
+
+use std::collections::BTreeMap;
+
+use octavo_sched::{FinishReason, Request, SeqId, SeqSpan, StepOutput, StepRun, TokenId};
+
+use crate::history::{Histories, History};
+use crate::model;
+
+/// A request that has not ended.
+#[derive(Debug)]
+pub struct Live {
+    pub request: Request,
+    /// The length at which each continuation ends, if nothing stops it before.
+    pub final_len: usize,
+    /// Those that have not ended, by choice.
+    pub continuations: BTreeMap<u32, Continuation>,
+    /// Choices of the request that are to part from the first continuation when its first token is drawn.
+    pub unborn: u32,
+    /// Choices given out so far.
+    pub num_choices: u32,
+    /// It has left the queue, and has not been put back.
+    pub runs: bool,
+    pub was_admitted: bool,
+    /// Steps in which it had a span.
+    pub iterations: usize,
+    /// The most iterations of any request that came later, ended or not.
+    pub most_later: usize,
+}
+
+#[derive(Debug, Clone)]
+pub struct Continuation {
+    pub tokens: Vec<TokenId>,
+    /// The history up to each of the tokens.
+    pub histories: Vec<History>,
+    /// How many of them are computed.
+    pub computed: usize,
+}
+
+impl Live {
+    pub fn new(request: Request, final_len: usize) -> Self {
+        let (n, tokens) = (request.params.n, request.prompt.clone());
+        Self {
+            request,
+            final_len,
+            continuations: BTreeMap::from([(0, Continuation { tokens, histories: vec![], computed: 0 })]),
+            unborn: n - 1,
+            num_choices: n,
+            runs: false,
+            was_admitted: false,
+            iterations: 0,
+            most_later: 0,
+        }
+    }
+
+    /// Sequences that it is, or will be once others have parted from the first.
+    pub fn num_seats(&self) -> usize {
+        self.continuations.len() + self.unborn as usize
+    }
+
+    /// The choices that have not ended.
+    pub fn choices(&self) -> Vec<u32> {
+        self.continuations.keys().copied().chain(1..=self.unborn).collect()
+    }
+
+    /// Those of the continuations begin anew in an age of the cache.
+    pub fn enter_age(&mut self, age: u32, histories: &mut Histories, begins: impl Fn(&u32) -> bool) {
+        let root = histories.root(&self.request.params.cache_salt, age);
+        for (_, continuation) in self.continuations.iter_mut().filter(|(choice, _)| begins(choice)) {
+            continuation.histories = histories.along(root, &continuation.tokens);
+        }
+    }
+
+    /// What the model would draw after the span of a sequence that samples.
+    pub fn draw(&self, choice: u32, num_samples: usize, position: usize) -> impl Iterator<Item = TokenId> {
+        let seed = self.request.params.seed;
+        (choice..).take(num_samples).map(move |choice| model::sample(seed, choice, position))
+    }
+
+    /// Takes a span as computed, appends what was drawn after it, and gives the outputs to expect for it.
+    pub fn take(&mut self, span: &SeqSpan, runs: &[StepRun], histories: &mut Histories) -> Vec<StepOutput> {
+        let seq = span.seq;
+        let continuation = self.continuations.get_mut(&seq.choice).expect("it has not ended");
+        continuation.computed = span.end();
+        if runs.is_empty() {
+            return vec![];
+        }
+        let parent = continuation.clone();
+        for choice in (seq.choice..).skip(1).take(runs.len() - 1) {
+            assert_eq!(self.continuations.insert(choice, parent.clone()).map(|_| choice), None, "born twice");
+        }
+        self.unborn = 0;
+        (seq.choice..).zip(runs).map(|(choice, run)| self.take_one(SeqId { choice, ..seq }, run, histories)).collect()
+    }
+
+    fn take_one(&mut self, seq: SeqId, run: &StepRun, histories: &mut Histories) -> StepOutput {
+        let continuation = self.continuations.get_mut(&seq.choice).expect("its sample was drawn");
+        let (tokens, finish) = match run {
+            StepRun::Failed => (vec![], Some(FinishReason::Error)),
+            StepRun::Tokens(tokens) => {
+                for &token in tokens {
+                    let before = *continuation.histories.last().expect("a prompt has a token");
+                    continuation.histories.push(histories.then(before, token));
+                    continuation.tokens.push(token);
+                }
+                (tokens.clone(), model::finish(&self.request.params, &continuation.tokens, self.final_len))
+            }
+        };
+        let stop_token = tokens.last().copied().filter(|_| finish == Some(FinishReason::Stop));
+        StepOutput { request: self.request.id, seq, tokens, finish, stop_token, last: false }
+    }
+}
