@@ -29,8 +29,11 @@ impl NodeId {
 pub(crate) struct PrefixTree {
     nodes: Vec<Node>,
     vacancies: Vec<NodeId>,
-    by_hash: HashMap<u64, Vec<NodeId>>,
+    /// One node of each hash; the others follow by `Node::alike`.
+    by_hash: HashMap<u64, NodeId>,
     roots: HashMap<Box<[u8]>, NodeId>,
+    /// For each node and layer group the block that holds the keys and values, or [`VACANT_BLOCK`].
+    blocks: Vec<u32>,
     num_groups: usize,
     hashing: PrefixCaching,
 }
@@ -44,8 +47,8 @@ struct Node {
     hash: u64,
     /// Of any other node.
     tokens: Box<[TokenId]>,
-    /// For each layer group the block that holds the keys and values, or [`VACANT_BLOCK`].
-    blocks: Box<[u32]>,
+    /// Another node of the same hash.
+    alike: Option<NodeId>,
     /// Sorted by their tokens.
     children: Vec<NodeId>,
     /// Sequences that continue the node, and blocks that hold it.
@@ -54,7 +57,8 @@ struct Node {
 
 impl PrefixTree {
     pub(crate) fn new(num_groups: usize, hashing: PrefixCaching) -> Self {
-        Self { nodes: vec![], vacancies: vec![], by_hash: HashMap::new(), roots: HashMap::new(), num_groups, hashing }
+        let (nodes, vacancies, blocks) = (vec![], vec![], vec![]);
+        Self { nodes, vacancies, by_hash: HashMap::new(), roots: HashMap::new(), blocks, num_groups, hashing }
     }
 
     /// The node under which everything of one salt is.
@@ -75,12 +79,11 @@ impl PrefixTree {
 
     /// The node that continues `parent` by one block of tokens.
     pub(crate) fn child(&self, parent: NodeId, tokens: &[TokenId]) -> Option<NodeId> {
-        let candidates = self.by_hash.get(&self.hash(self.node(parent).hash, tokens))?;
-        let is_sought = |id: &&NodeId| {
-            let node = self.node(**id);
+        let is_sought = |id: &NodeId| {
+            let node = self.node(*id);
             node.parent == Some(parent) && *node.tokens == *tokens
         };
-        candidates.iter().find(is_sought).copied()
+        self.of_hash(self.hash(self.node(parent).hash, tokens)).find(is_sought)
     }
 
     /// The same, made if there is none. Whoever asks is to [`pin`](Self::pin) it.
@@ -89,9 +92,8 @@ impl PrefixTree {
             return child;
         }
         let hash = self.hash(self.node(parent).hash, tokens);
-        let blocks = vec![VACANT_BLOCK; self.num_groups].into();
-        let child = self.insert(Node { parent: Some(parent), hash, tokens: tokens.into(), blocks, ..Node::default() });
-        self.by_hash.entry(hash).or_default().push(child);
+        let child = self.insert(Node { parent: Some(parent), hash, tokens: tokens.into(), ..Node::default() });
+        self.nodes[child.0 as usize].alike = self.by_hash.insert(hash, child);
         let place = self.place_among_children(parent, tokens);
         self.nodes[parent.0 as usize].children.insert(place, child);
         child
@@ -109,20 +111,19 @@ impl PrefixTree {
 
     /// The block of a layer group that holds the node, or [`VACANT_BLOCK`].
     pub(crate) fn block(&self, node: NodeId, group: usize) -> u32 {
-        self.node(node).blocks[group]
+        self.blocks[node.0 as usize * self.num_groups + group]
     }
 
     /// Lets a block hold the node; it must have none in that group.
     pub(crate) fn set_block(&mut self, node: NodeId, group: usize, block: u32) {
-        let held = &mut self.nodes[node.0 as usize].blocks[group];
-        debug_assert_eq!(*held, VACANT_BLOCK, "a node has one block in a group");
-        *held = block;
+        debug_assert_eq!(self.block(node, group), VACANT_BLOCK, "a node has one block in a group");
+        self.blocks[node.0 as usize * self.num_groups + group] = block;
         self.pin(node);
     }
 
     /// The block is going to hold something else.
     pub(crate) fn forget_block(&mut self, node: NodeId, group: usize) {
-        self.nodes[node.0 as usize].blocks[group] = VACANT_BLOCK;
+        self.blocks[node.0 as usize * self.num_groups + group] = VACANT_BLOCK;
         self.unpin(node);
     }
 
@@ -146,6 +147,7 @@ impl PrefixTree {
     /// Forgets every node. Ids handed out before mean nothing any more.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
+        self.blocks.clear();
         self.vacancies.clear();
         self.by_hash.clear();
         self.roots.clear();
@@ -161,7 +163,7 @@ impl PrefixTree {
                 "{uses} uses by {num_pins} sequences and {num_blocks} blocks; {live} of {nodes} nodes"
             ));
         }
-        let indexed: usize = self.by_hash.values().map(Vec::len).sum();
+        let indexed: usize = self.by_hash.keys().map(|&hash| self.of_hash(hash).count()).sum();
         let children: usize = live().map(|node| node.children.len()).sum();
         if indexed + self.roots.len() != self.num_nodes() || children != indexed {
             return Err(format!("{} nodes, {indexed} indexed, {children} children", self.num_nodes()));
@@ -182,7 +184,10 @@ impl PrefixTree {
         let id = self.vacancies.pop().unwrap_or(NodeId(self.nodes.len() as u32));
         match self.nodes.get_mut(id.0 as usize) {
             Some(vacancy) => *vacancy = node,
-            None => self.nodes.push(node),
+            None => {
+                self.nodes.push(node);
+                self.blocks.resize(self.nodes.len() * self.num_groups, VACANT_BLOCK);
+            }
         }
         id
     }
@@ -193,19 +198,30 @@ impl PrefixTree {
             let place = self.place_among_children(parent, &self.node(id).tokens);
             self.nodes[parent.0 as usize].children.remove(place);
         }
-        let node = std::mem::take(&mut self.nodes[id.0 as usize]);
-        self.vacancies.push(id);
-        let Some(parent) = node.parent else {
-            self.roots.remove(&node.salt);
-            return None;
-        };
-        if let Some(alike) = self.by_hash.get_mut(&node.hash) {
-            alike.retain(|other| *other != id);
-            if alike.is_empty() {
-                self.by_hash.remove(&node.hash);
-            }
+        let Node { parent, hash, alike, .. } = *self.node(id);
+        match parent {
+            Some(_) => self.unlink(id, hash, alike),
+            None => _ = self.roots.remove(&self.nodes[id.0 as usize].salt),
         }
-        Some(parent)
+        self.nodes[id.0 as usize] = Node::default();
+        self.vacancies.push(id);
+        parent
+    }
+
+    fn of_hash(&self, hash: u64) -> impl Iterator<Item = NodeId> {
+        std::iter::successors(self.by_hash.get(&hash).copied(), |id| self.node(*id).alike)
+    }
+
+    /// Lets what led to a node among those of its hash lead to the next.
+    fn unlink(&mut self, id: NodeId, hash: u64, next: Option<NodeId>) {
+        let before = self.of_hash(hash).find(|before| self.node(*before).alike == Some(id));
+        if let Some(before) = before {
+            self.nodes[before.0 as usize].alike = next;
+        } else if let Some(next) = next {
+            self.by_hash.insert(hash, next);
+        } else {
+            self.by_hash.remove(&hash);
+        }
     }
 
     /// Where a child of these tokens stands, or would.
