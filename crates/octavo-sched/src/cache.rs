@@ -1,14 +1,15 @@
 //! The KV cache: the block pools of all layer groups, and the tree of what can be found in them again.
 
-use crate::block::{BlockPool, BlockTable, VACANT_BLOCK};
+use crate::block::{BlockPool, VACANT_BLOCK};
 use crate::config::{PrefixCaching, SchedulerConfig, most_blocks_in_window};
 use crate::plan::BlockCopy;
 use crate::prefix::{NodeId, PrefixTree};
 use crate::request::TokenId;
 use crate::stats::BlockState;
+use crate::table::BlockTable;
 
-/// Where keys and values are: for each layer group a pool of blocks (Kwon et al., SOSP'23), and over all of them one tree of
-/// the token blocks that have been computed, in which a sequence finds how much of it is there already.
+/// Where keys and values are: for each layer group a pool of blocks (Kwon et al., SOSP'23), and over all of them one
+/// tree of the token blocks that have been computed, in which a sequence finds how much of it is there already.
 ///
 /// Invariant: what is published has been computed.
 #[derive(Debug)]
@@ -243,13 +244,17 @@ impl KvCache {
         let node = self.tree.child_or_new(parent, &tokens[place * self.block_size..(place + 1) * self.block_size]);
         self.step_to(blocks, node);
         blocks.num_published += 1;
-        for (index, (group, table)) in self.groups.iter_mut().zip(&blocks.tables).enumerate() {
-            let block = table.blocks()[place];
-            // Another sequence may have computed the same at the same time: one of the two blocks is enough.
-            let is_new = block != VACANT_BLOCK && self.tree.block(node, index) == VACANT_BLOCK;
-            if is_new && group.pool.published(block).is_none() {
+        for (index, (group, table)) in self.groups.iter_mut().zip(&mut blocks.tables).enumerate() {
+            let (block, published) = (table.blocks()[place], self.tree.block(node, index));
+            if block == VACANT_BLOCK || block == published {
+                continue;
+            }
+            if published == VACANT_BLOCK {
                 group.pool.publish(block, node);
                 self.tree.set_block(node, index, block);
+            } else {
+                // Another sequence has computed the same at the same time: one of the two blocks is enough.
+                table.merge(&mut group.pool, place, published);
             }
         }
     }
@@ -309,7 +314,8 @@ impl KvCache {
         blocks.tables[index].is_shared(&self.groups[index].pool, position)
     }
 
-    /// Whether taking these sequences' blocks away would set one free.
+    /// Whether a block of these sequences has no more owners than there are of them: then taking their blocks away is
+    /// likely to set one free.
     pub(crate) fn would_free(&self, sequences: &[&SequenceBlocks]) -> bool {
         let sole = |pool: &BlockPool, id: u32| id != VACANT_BLOCK && pool.owners(id) as usize <= sequences.len();
         let in_group = |index: usize, group: &Group| {

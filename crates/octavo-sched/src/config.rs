@@ -39,7 +39,8 @@ pub enum PrefixCaching {
 /// Which of the running requests gives way when there are too few blocks; never the one that arrived first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VictimOrder {
-    /// The one with the fewest tokens to compute again; among equals the latest.
+    /// The one with the fewest tokens to compute again, among equals the latest; one whose blocks others hold too, so
+    /// that none would become free, comes last.
     #[default]
     LeastLostWork,
     /// The latest, so that no request ever gets more steps than one that arrived before it.
@@ -107,8 +108,8 @@ fn at_least(field: &'static str, found: usize, least: usize, expected: &'static 
 /// What a request must meet to be admitted at some time: a value to give to the threads at which requests come in.
 ///
 /// The length of a sequence counts prompt and output. The last token is sampled but never computed, so it needs no slot
-/// of its own: a sequence that ends at the pool's limit leaves one slot of the pool unused. That slot is given up so that
-/// the limit is the plain capacity.
+/// of its own: a sequence that ends at the pool's limit leaves one slot of the pool unused. That slot is given up so
+/// that the limit is the plain capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdmissionLimits {
     /// Most tokens that the model is served with.
@@ -141,7 +142,7 @@ impl AdmissionLimits {
                 return usize::MAX;
             }
             let shared = shared.min(pool.num_blocks);
-            (shared + (pool.num_blocks - shared) / n) * self.block_size
+            (shared + (pool.num_blocks - shared) / n.max(1)) * self.block_size
         };
         self.pools.iter().map(most).min().unwrap_or(0)
     }
@@ -175,6 +176,12 @@ impl AdmissionLimits {
         if prompt_len >= limit {
             let because = if pool < self.context { Limit::Pool } else { Limit::Context };
             return Err(Rejected::PromptTooLong { tokens: prompt_len, limit, because, n });
+        }
+        // A single output may end at the pool's limit. Of several, each would end where the pool is divided, and the
+        // first would not be what it is alone.
+        let wanted = params.max_tokens.map_or(0, |tokens| prompt_len.saturating_add(tokens).min(self.context));
+        if n > 1 && wanted > pool {
+            return Err(Rejected::TooLongTogether { n, tokens: wanted, limit: pool });
         }
         Ok(())
     }
@@ -260,6 +267,17 @@ mod tests {
         assert_eq!([1, 2, 3].map(|n| limits.final_len(3, &params(n))), [14, 8, 6]);
         let refused = Rejected::PromptTooLong { tokens: 10, limit: 10, because: Limit::Pool, n: 3 };
         assert_eq!(limits.check(10, &params(3)), Err(refused));
+    }
+
+    #[test]
+    fn continuations_that_would_be_cut_short_by_each_other_are_refused() {
+        let limits = config(&[(7, None)]).limits();
+        let params = |n, max_tokens| SamplingParams { n, max_tokens, ..Default::default() };
+        assert_eq!(limits.check(3, &params(2, Some(5))), Ok(()));
+        let refused = Rejected::TooLongTogether { n: 2, tokens: 9, limit: 8 };
+        assert_eq!(limits.check(3, &params(2, Some(6))), Err(refused));
+        assert_eq!(limits.check(3, &params(1, Some(60))), Ok(()), "a single one ends at the limit");
+        assert_eq!(limits.check(3, &params(2, None)), Ok(()), "and so do several that ask for no length");
     }
 
     #[test]

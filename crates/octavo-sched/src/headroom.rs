@@ -2,12 +2,12 @@
 
 use crate::sequence::Sequence;
 
-/// The mean length of outputs, learned from those that have ended and those that go on, so that a request is admitted only
-/// beside room for what the running ones are going to write. Without it requests are admitted into blocks that others need a
-/// moment later, and at saturation more than one preemption comes upon each request.
+/// The mean length of outputs, learned from those that have ended and those that go on, so that a request is admitted
+/// only beside room for what the running ones are going to write. Without it requests are admitted into blocks that
+/// others need a moment later, and at saturation more than one preemption comes upon each request.
 ///
-/// The mean is all tokens generated over all outputs ended, the likeliest value where every token is as likely as any other
-/// to be the last. A mean over ended outputs alone begins too low, since the short ones end first.
+/// The mean is all tokens generated over all outputs ended, the likeliest value where every token is as likely as any
+/// other to be the last. A mean over ended outputs alone begins too low, since the short ones end first.
 #[derive(Debug)]
 pub(crate) struct ExpectedOutput {
     tokens: f64,
@@ -36,8 +36,8 @@ impl ExpectedOutput {
         (self.tokens, self.ended) = (self.tokens * KEPT, (self.ended + 1.0) * KEPT);
     }
 
-    /// The tokens to keep room for beside those that a sequence has: half of what the mean leaves, since outputs do not reach
-    /// their ends all at once and each end gives its blocks back; at least one block's, at most what may come.
+    /// The tokens to keep room for beside those that a sequence has: half of what the mean leaves, since outputs do not
+    /// end all at once and each end gives its blocks back; at least one block's, at most what may come.
     pub(crate) fn room(&self, sequence: &Sequence, block_size: usize) -> usize {
         let residual = ((self.tokens / self.ended) as usize).saturating_sub(sequence.output_len());
         (residual / 2).max(block_size).min(sequence.final_len() - sequence.tokens().len())

@@ -1,8 +1,8 @@
 //! Decides, each iteration, which tokens of which sequences to compute and in which KV blocks they live.
 //!
 //! A [`Request`] is admitted with [`Scheduler::add`], or refused at once with the reason. Each iteration is
-//! [`Scheduler::schedule`], which gives a [`StepPlan`], then whatever runs the model, then [`Scheduler::commit`] with the
-//! sampled tokens, which gives a [`StepOutput`] for each sequence that moved on.
+//! [`Scheduler::schedule`], which gives a [`StepPlan`], then whatever runs the model, then [`Scheduler::commit`] with
+//! the sampled tokens, which gives a [`StepOutput`] for each sequence that moved on.
 //!
 //! Everything here is pure and synchronous: no clock, no randomness, no logging, no threads. Time comes in as an
 //! argument, so that a day of traffic can be simulated in a second, and equal calls give equal plans.
@@ -11,7 +11,8 @@
 //! | --- | --- |
 //! | `request` | what a caller asks for, and why it may be refused |
 //! | `config` | the scheduler's limits, and the one function that checks a request against them |
-//! | `block` | reference-counted KV blocks and the tables that own them |
+//! | `block` | reference-counted KV blocks |
+//! | `table` | the table through which a sequence owns blocks |
 //! | `prefix` | the tree of token blocks that have been computed |
 //! | `cache` | the pools of all layer groups under that tree: the KV cache |
 //! | `sequence` | the tokens of one continuation and where their keys and values are |
@@ -31,11 +32,13 @@ mod request;
 mod scheduler;
 mod sequence;
 mod stats;
+mod table;
 
-pub use block::{BlockPool, BlockTable, VACANT_BLOCK};
+pub use block::{BlockPool, VACANT_BLOCK};
 pub use config::{AdmissionLimits, GroupConfig, PrefixCaching, SchedulerConfig, VictimOrder};
 pub use plan::{Admitted, BlockCopy, FinishReason, SeqSpan, StepOutput, StepPlan, StepRun};
 pub use request::{InvalidParam, Limit, Micros, Rejected, Request, RequestId, SamplingParams, SeqId, TokenId};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use stats::{BlockState, FinishCounts, SchedulerStats};
+pub use table::BlockTable;

@@ -38,8 +38,8 @@ pub struct SeqSpan {
     pub len: usize,
     /// How many of them, at the end, are guesses to verify.
     pub drafts: usize,
-    /// How many tokens are sampled after it: one if it reaches the last known token, or one for each continuation if they
-    /// part there, otherwise none.
+    /// How many tokens are sampled after it: one if it reaches the last known token, or one for each continuation if
+    /// they part there, otherwise none.
     pub samples: usize,
 }
 

@@ -20,9 +20,9 @@ impl NodeId {
 
 /// Full blocks of tokens by what precedes them.
 ///
-/// A node is found by a hash chained from the salt over its ancestors to its own tokens. A hash only leads to candidates:
-/// a node is the one sought if its parent and its tokens are, so that no two hashes that happen to be equal, or were made
-/// to be, can hand one request the keys and values of another.
+/// A node is found by a hash chained from the salt over its ancestors to its own tokens. A hash only leads to
+/// candidates: a node is the one sought if its parent and its tokens are, so that no two hashes that happen to be
+/// equal, or were made to be, can hand one request the keys and values of another.
 ///
 /// Invariant: a node exists while it has a child, a block, or a sequence that continues it.
 #[derive(Debug)]
@@ -99,8 +99,8 @@ impl PrefixTree {
         child
     }
 
-    /// The most tokens, counted from the first, that some continuation of `parent` has in common with `tokens`, which are
-    /// one block's or fewer; `None` if there is no continuation.
+    /// The most tokens, counted from the first, that some continuation of `parent` has in common with `tokens`, which
+    /// are one block's or fewer; `None` if there is no continuation.
     pub(crate) fn common_len(&self, parent: NodeId, tokens: &[TokenId]) -> Option<usize> {
         let children = &self.node(parent).children;
         let place = self.place_among_children(parent, tokens);

@@ -172,6 +172,15 @@ pub enum Rejected {
         /// The most that can run.
         limit: usize,
     },
+    /// The pool does not hold all continuations at the length that is asked for.
+    TooLongTogether {
+        /// How many continuations.
+        n: usize,
+        /// The length of each, prompt and output.
+        tokens: usize,
+        /// The length that the pool holds of each.
+        limit: usize,
+    },
     /// A sampling parameter is out of range.
     Param(InvalidParam),
     /// A request with this id has not ended yet.
@@ -190,12 +199,17 @@ impl fmt::Display for Rejected {
             ),
             Rejected::PromptTooLong { tokens, limit, because, n } => write!(
                 f,
-                "the prompt has {tokens} tokens, expected fewer: {because} holds {limit} tokens of each of its {n} \
-                 continuations and one must be left to generate"
+                "n is {n}: {because} holds {limit} tokens of each continuation, prompt and output, expected more than \
+                 the prompt's {tokens}"
             ),
             Rejected::TooManyContinuations { n, limit } => {
-                write!(f, "n is {n}, expected at most {limit}, the sequences that can run at once")
+                write!(f, "n is {n}, expected at most {limit}, the sequences that can run at once (max_num_seqs)")
             }
+            Rejected::TooLongTogether { n, tokens, limit } => write!(
+                f,
+                "n is {n}: prompt and max_tokens together are {tokens}, expected at most {limit}, which the KV pool holds \
+                 of each of {n} continuations"
+            ),
             Rejected::Param(param) => param.fmt(f),
             Rejected::DuplicateId(id) => {
                 write!(f, "request id {} is in use, expected one that no unfinished request has", id.0)

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::block::BlockTable;
 use crate::cache::{KvCache, SequenceBlocks};
 use crate::plan::{FinishReason, StepOutput};
 use crate::request::{Micros, Request, RequestId, SamplingParams, SeqId, TokenId};
+use crate::table::BlockTable;
 
 /// A prompt and its continuation so far.
 ///
@@ -127,8 +127,8 @@ impl Sequence {
         self.follows = false;
     }
 
-    /// Takes over what the cache holds of the tokens before `limit`: gives how many that are, and the position of the first
-    /// token that differs.
+    /// Takes over what the cache holds of the tokens before `limit`: gives how many that are, and the position of the
+    /// first token that differs.
     pub(crate) fn adopt(&mut self, found: &crate::cache::Found, cache: &mut KvCache) -> usize {
         let cached = cache.adopt(&mut self.blocks, found);
         self.computed += cached;

@@ -20,7 +20,7 @@ pub struct SchedulerStats {
     pub blocks_shared: usize,
     /// Blocks that sharing saves: owners beyond the first, summed over all blocks.
     pub blocks_saved: usize,
-    /// Free blocks that running sequences are expected to take yet; a new request is admitted beside them.
+    /// Blocks that running sequences are expected to take yet, free now or not; a new request is admitted beside them.
     pub blocks_promised: usize,
     /// Token slots in blocks that have an owner, each block counted once.
     pub slots_allocated: usize,

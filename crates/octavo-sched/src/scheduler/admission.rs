@@ -11,15 +11,21 @@ use super::{Draft, Scheduler};
 impl Scheduler {
     /// Admits waiting requests, first come first served, and gives each its first span, while the budget lasts.
     pub(super) fn admit_waiting(&mut self, now: Micros, draft: &mut Draft) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let groups = 0..self.cache.num_groups();
+        let mut seats_taken = self.num_seats_taken();
+        let mut promised: Vec<usize> = groups.map(|group| self.promised(group)).collect();
         while draft.budget > 0 && !self.waiting.is_empty() {
             let family = self.first_waiting();
-            let seats: usize = self.waiting.iter().take(family).map(num_seats).sum();
-            if self.num_seats_taken() + seats > self.config.max_num_seqs {
+            seats_taken += self.waiting.iter().take(family).map(num_seats).sum::<usize>();
+            if seats_taken > self.config.max_num_seqs {
                 return;
             }
             let found = self.find_first_waiting(family);
             // Whoever has the pool to itself fits into it; that was checked when it came.
-            if !self.running.is_empty() && !self.fits(family, found.as_ref()) {
+            if !self.running.is_empty() && !self.fits(family, found.as_ref(), &promised) {
                 self.is_short_of_blocks = true;
                 return;
             }
@@ -28,6 +34,10 @@ impl Scheduler {
             if !self.plan_span(index, draft) {
                 // What its continuations found in the cache took the room; the next step makes some.
                 return;
+            }
+            for (group, promised) in promised.iter_mut().enumerate() {
+                let admitted = &self.running[index..index + family];
+                *promised += admitted.iter().map(|sequence| self.growth(group, sequence)).sum::<usize>();
             }
         }
     }
@@ -49,7 +59,8 @@ impl Scheduler {
         self.waiting.iter().take_while(|sequence| Some(arrival(sequence)) == first).count()
     }
 
-    /// What the cache holds of the first waiting sequence, if it is to look. Where others wait for it, only what they share counts.
+    /// What the cache holds of the first waiting sequence, if it is to look. Where others wait for it, only what they
+    /// share counts.
     fn find_first_waiting(&self, family: usize) -> Option<Found> {
         let first = self.waiting.front()?;
         if first.params().skip_reading_prefix_cache || self.config.prefix_cache == PrefixCaching::Off {
@@ -59,14 +70,14 @@ impl Scheduler {
         Some(self.cache.find(&first.blocks, &first.params().cache_salt, first.tokens(), limit))
     }
 
-    /// Whether the free blocks are enough for the first waiting request and for the running ones.
-    fn fits(&self, family: usize, found: Option<&Found>) -> bool {
+    /// Whether the free blocks are enough for the first waiting request beside those promised to running ones.
+    fn fits(&self, family: usize, found: Option<&Found>, promised: &[usize]) -> bool {
         let none = Adoption::default();
         (0..self.cache.num_groups()).all(|group| {
             let adoption = found.map_or(none, |found| self.cache.adoption(group, found));
             let needed: usize = self.waiting.iter().take(family).map(|sequence| self.growth(group, sequence)).sum();
             let taken = needed.saturating_sub(adoption.held) + adoption.unowned;
-            taken + self.promised(group) <= self.cache.num_free(group)
+            taken + promised[group] <= self.cache.num_free(group)
         })
     }
 

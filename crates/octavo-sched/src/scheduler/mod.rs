@@ -18,13 +18,14 @@ use crate::stats::SchedulerStats;
 ///
 /// Every step fills one budget of tokens: first with the running sequences in order of arrival, then with waiting ones,
 /// first come first served. A waiting request that does not fit holds up those behind it, small as they may be (Orca's
-/// `break`, not `continue`), so that none waits forever. A prompt longer than what is left of the budget goes in chunks.
+/// `break`, not `continue`), so that none waits forever. A prompt longer than what is left of the budget goes in
+/// chunks.
 ///
-/// Blocks are taken as a step writes to them. When there are too few, a running request gives all of its blocks back and
-/// waits to be computed again; the earliest never does, so that it ends, and after it the next.
+/// Blocks are taken as a step writes to them. When there are too few, a running request gives all of its blocks back
+/// and waits to be computed again; the earliest never does, so that it ends, and after it the next.
 ///
-/// Invariant: `running` and `waiting` are sorted by id; the sequences of a request are side by side in one of them, and the
-/// first of them waits for no other.
+/// Invariant: `running` and `waiting` are sorted by id; the sequences of a request are side by side in one of them, and
+/// the first of them waits for no other.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
@@ -114,8 +115,8 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Ends a request and sends its blocks home at once. Gives the choices of it that had not ended, those included that
-    /// were still to part from the first; none if the request has ended already, or never was.
+    /// Ends a request and sends its blocks home at once. Gives the choices of it that had not ended, those included
+    /// that were still to part from the first; none if the request has ended already, or never was.
     ///
     /// It may come between `schedule` and `commit`. There is no output for the request after it.
     pub fn abort(&mut self, id: RequestId) -> Vec<u32> {
@@ -132,8 +133,8 @@ impl Scheduler {
 
     /// Parts a running sequence in two: the new one has the same tokens and shares all blocks, until either writes.
     ///
-    /// `None`, and no change, if the sequence does not run, or still computes its prompt or what a preemption took, if no
-    /// more sequences may run, or if the pool could not hold the request's sequences up to their end.
+    /// `None`, and no change, if the sequence does not run, or still computes its prompt or what a preemption took, if
+    /// no more sequences may run, or if the pool could not hold the request's sequences up to their end.
     ///
     /// # Panics
     /// Between `schedule` and `commit`.
@@ -181,11 +182,11 @@ impl Scheduler {
         plan
     }
 
-    /// Takes in what came of a plan: appends the sampled tokens, publishes full blocks, ends what is to end, sends blocks
-    /// home.
+    /// Takes in what came of a plan: appends the sampled tokens, publishes full blocks, ends what is to end, sends
+    /// blocks home.
     ///
-    /// `runs` has [`SeqSpan::samples`] entries for each span, in the order of the plan, also for those whose request has
-    /// been aborted since, which are passed over. The outputs are in the same order.
+    /// `runs` has [`SeqSpan::samples`] entries for each span, in the order of the plan, also for those whose request
+    /// has been aborted since, which are passed over. The outputs are in the same order.
     ///
     /// # Panics
     /// If `runs` does not match the plan, or the plan has been committed before.

@@ -1,4 +1,5 @@
-//! Who gives way when there are too few blocks: whole requests, to be computed again (recompute of Kwon et al., SOSP'23).
+//! Who gives way when there are too few blocks: whole requests, to be computed again (recompute of Kwon et al.,
+//! SOSP'23).
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -9,11 +10,11 @@ use crate::sequence::Sequence;
 use super::{Draft, Scheduler};
 
 impl Scheduler {
-    /// Takes the blocks of one request for the sequence at `index`, which has too few. Gives the place at which to go on:
-    /// that sequence, or what follows it if its own request is the one to give way.
+    /// Takes the blocks of one request for the sequence at `index`, which has too few. Gives the place at which to go
+    /// on: that sequence, or what follows it if its own request is the one to give way.
     ///
-    /// The request that came first is spared. All blocks that it does not hold are free or in a victim's hands, and it fits
-    /// into the pool alone, so there is a victim whenever it is short of blocks.
+    /// The request that came first is spared. All blocks that it does not hold are free or in a victim's hands, and it
+    /// fits into the pool alone, so there is a victim whenever it is short of blocks.
     pub(super) fn make_room(&mut self, index: usize, draft: &mut Draft) -> Option<usize> {
         let victim = self.victim()?;
         let arrival = self.running[victim.start].id().arrival;
@@ -29,10 +30,8 @@ impl Scheduler {
 
     /// The request to preempt, as its places in `running`.
     fn victim(&self) -> Option<Range<usize>> {
-        let families = std::iter::successors(Some(self.family_from(0)), |family| Some(self.family_from(family.end)));
-        let families = families.take_while(|family| !family.is_empty());
-        families.skip(1).min_by_key(|family| {
-            let family = &self.running[family.clone()];
+        let families = self.running.chunk_by(|one, next| one.id().arrival == next.id().arrival).skip(1);
+        let victim = families.min_by_key(|family| {
             let blocks: Vec<_> = family.iter().map(|sequence| &sequence.blocks).collect();
             let lost_work: usize = match self.config.victims {
                 VictimOrder::LeastLostWork => family.iter().map(Sequence::computed).sum(),
@@ -41,15 +40,8 @@ impl Scheduler {
             // One whose blocks are all in use by others too is of no help.
             let is_useless = self.config.victims == VictimOrder::LeastLostWork && !self.cache.would_free(&blocks);
             (is_useless, lost_work, Reverse(family[0].id()))
-        })
-    }
-
-    /// The request whose sequences begin at a place in `running`.
-    fn family_from(&self, start: usize) -> Range<usize> {
-        match self.running.get(start) {
-            Some(first) => start..self.running_of(first.id().arrival).end,
-            None => start..start,
-        }
+        })?;
+        Some(self.running_of(victim[0].id().arrival))
     }
 
     /// Sends the blocks of a running request home, takes its part out of the plan, and puts it back into the queue.
@@ -60,8 +52,7 @@ impl Scheduler {
             sequence.resumes = true;
         }
         // They share the full blocks of their prompt: the first computes them for all.
-        let shares = family[0].shared_len(self.config.block_size) > 0;
-        family.iter_mut().skip(1).for_each(|sequence| sequence.follows = shares);
+        family.iter_mut().skip(1).for_each(|sequence| sequence.follows = true);
         family[0].follows = false;
         let spans = draft.plan.spans.iter().filter(|span| span.seq.arrival == arrival);
         draft.budget += spans.map(|span| span.len).sum::<usize>();

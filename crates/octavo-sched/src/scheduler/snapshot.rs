@@ -2,6 +2,7 @@
 
 use crate::sequence::Sequence;
 use crate::stats::{BlockState, SchedulerStats};
+use crate::table::BlockTable;
 
 use super::Scheduler;
 
@@ -63,12 +64,12 @@ impl Scheduler {
         }
     }
 
-    /// Slots in the last block of a sequence that lie beyond its end, in all layer groups. What is shared counts for nobody:
-    /// whoever writes first gets a copy.
+    /// Slots in the last block of a sequence that lie beyond its end, in all layer groups. What is shared counts for
+    /// nobody: whoever writes first gets a copy.
     fn never_filled(&self, sequence: &Sequence) -> usize {
         // The last token is never computed.
         let last = sequence.final_len() - 1;
-        let beyond = |(group, table): (usize, &crate::block::BlockTable)| {
+        let beyond = |(group, table): (usize, &BlockTable)| {
             let end = table.blocks().len() * self.config.block_size;
             let is_shared = end > 0 && self.cache.is_shared(group, &sequence.blocks, end - 1);
             if is_shared || table.num_held() == 0 { 0 } else { end.saturating_sub(last.max(sequence.computed())) }

@@ -147,10 +147,12 @@ impl Checked {
         let request = model::request(id, new, self.now);
         let n = new.n as usize;
         let limit = self.room.limit(request.prompt.len(), n);
+        let wanted = new.max_tokens.map_or(0, |tokens| request.prompt.len() + tokens).min(self.config.max_model_len);
+        let is_divided = n > 1 && wanted > limit;
         let result = self.both(|scheduler| scheduler.add(request.clone()));
         match result {
             Ok(id) => {
-                assert!((1..limit).contains(&request.prompt.len()) && n <= self.config.max_num_seqs);
+                assert!((1..limit).contains(&request.prompt.len()) && n <= self.config.max_num_seqs && !is_divided);
                 let final_len = new.max_tokens.map_or(limit, |tokens| limit.min(request.prompt.len() + tokens));
                 assert!(self.live.keys().all(|&arrival| arrival < id.arrival) && id.choice == 0);
                 self.live.insert(id.arrival, Live::new(request, final_len));
@@ -159,6 +161,9 @@ impl Checked {
             Err(Rejected::TooManyContinuations { .. }) => assert!(n > self.config.max_num_seqs),
             Err(Rejected::PromptTooLong { limit: found, .. }) => {
                 assert!(found == limit && request.prompt.len() >= limit);
+            }
+            Err(Rejected::TooLongTogether { tokens, limit: found, .. }) => {
+                assert!(is_divided && tokens == wanted && found == limit);
             }
             Err(other) => panic!("{other}"),
         }
