@@ -256,3 +256,21 @@ def test_a_fork_cannot_use_the_object_and_does_not_hang_on_it(successor_folder: 
         "asyncio.run(main())\n"
     )
     subprocess.run([sys.executable, "-c", program, str(successor_folder)], check=True, timeout=60)
+
+
+def test_a_thread_that_outlives_the_main_thread_closes_its_engine(tiny_folder: Path) -> None:
+    program = (
+        "import asyncio, sys, threading\n"
+        "from octavo import AsyncLLM, SamplingParams\n"
+        "async def main():\n"
+        "    async with AsyncLLM(sys.argv[1], device='reference', max_model_len=512) as llm:\n"
+        "        threading.main_thread().join()\n"
+        "        stream = llm.generate([1], SamplingParams(max_tokens=40, ignore_eos=True))\n"
+        "        outputs = [output async for output in stream]\n"
+        "    print(len(outputs[-1].outputs[0].token_ids), llm._core is not None and llm._closed)\n"
+        "threading.Thread(target=lambda: asyncio.run(main())).start()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny_folder)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "40 True\n", "")

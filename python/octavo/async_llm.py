@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from octavo.prompts import tokenized_prompt
 from octavo.shown import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from octavo.chat_template import Conversation
@@ -89,7 +91,7 @@ class AsyncLLM(LoadedModel):
                 left = list(self._deliveries.requests.values())
             self._core.abort(left)
             await self._deliveries.ended(None)
-        await asyncio.to_thread(self.close)
+        await _in_a_thread(self.close)
 
     async def __aenter__(self) -> AsyncLLM:
         """Close at the end of the block."""
@@ -99,7 +101,7 @@ class AsyncLLM(LoadedModel):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close."""
-        await asyncio.to_thread(self.close)
+        await _in_a_thread(self.close)
 
     # Private
 
@@ -127,6 +129,25 @@ class AsyncLLM(LoadedModel):
     def _take_back(self, name: str, request: int) -> None:
         self._core.abort([request])
         self._deliveries.forget(name, request)
+
+
+async def _in_a_thread(function: Callable[[], None]) -> None:
+    """Call what may block in a thread of its own, to its end even if nobody waits for that any more.
+
+    The loop's own threads may be busy, and there are none when the interpreter waits for its last threads.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="octavo-close").start()
+    await asyncio.shield(asyncio.wrap_future(done))
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

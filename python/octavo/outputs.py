@@ -42,7 +42,8 @@ class RequestMetrics:
     """Prompt tokens that were found in the prefix cache."""
     first_differing_token: int | None
     """Where the prompt parts from what the prefix cache held: the position of the first token that was another one.
-    None if all was found that could be, if there was nothing to differ from, or nobody looked."""
+    None if there was nothing to differ from, or nobody looked. Full blocks are held, of other requests too: a prompt
+    that was found as far as it can be may still part from a longer one in its last block."""
 
     @property
     def time_in_queue(self) -> float | None:
@@ -140,7 +141,7 @@ class EngineMetrics:
     kv_blocks_copied: int
     """Blocks copied so far, since a sequence was to write where others read."""
     kv_blocks_promised: int
-    """Free blocks that running sequences are expected to take yet."""
+    """Blocks that running sequences are expected to take yet, free now or not."""
     kv_blocks_peak: int
     """Most blocks that were in use after any step."""
     kv_slots_allocated: int

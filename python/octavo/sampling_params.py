@@ -56,7 +56,8 @@ class SamplingParams:
 
     n: int = 1
     """How many continuations to generate. They share the prompt's KV blocks and differ in their noise: number 0 is what
-    a request for one gives with the same seed, and all of them are equal if the temperature is 0."""
+    a request for one gives with the same seed, and all of them are equal if the temperature is 0. Prompt and
+    `max_tokens` must fit into the KV pool for all of them; without `max_tokens` they divide what the pool holds."""
     temperature: float = 1.0
     """Divides the logits; 0 is greedy. Values below 1e-5 are greedy too."""
     top_p: float = 1.0

@@ -185,6 +185,21 @@ fn two_that_run_at_once_share_the_blocks_of_their_beginning() {
 }
 
 #[test]
+fn equal_prompts_that_were_computed_at_the_same_time_share_afterwards() {
+    let mut scheduler = Scheduler::new(config(20));
+    let prompt = [1, 2, 3, 4, 5];
+    let [first, second] = [0, 1].map(|id| scheduler.add(request(id, &prompt, 9)).unwrap());
+    let plan = scheduler.schedule(0);
+    assert_ne!(blocks(&scheduler, first)[..2], blocks(&scheduler, second)[..2]);
+    commit(&mut scheduler, &plan);
+    assert_eq!(blocks(&scheduler, first)[..2], blocks(&scheduler, second)[..2]);
+    let stats = scheduler.stats();
+    assert_eq!((stats.blocks_free, stats.blocks_saved, stats.slots_used), (16, 2, 6));
+    drain(&mut scheduler);
+    assert_eq!(scheduler.stats().blocks_free, 20);
+}
+
+#[test]
 fn continuations_part_after_the_prompt_and_copy_at_most_one_block() {
     let mut scheduler = Scheduler::new(config(20));
     let first = scheduler.add(for_n(3, request(0, &[1, 2, 3], 3))).unwrap();
@@ -325,6 +340,23 @@ fn a_preempted_family_computes_its_prompt_once() {
     let span = |seq| SeqSpan { seq, start: 2, len: len - 2, drafts: 0, samples: 1 };
     assert!(plan.spans.contains(&span(first)) && plan.spans.contains(&span(second)), "{:?}", plan.spans);
     assert_eq!(blocks(&scheduler, first)[0], blocks(&scheduler, second)[0]);
+    drain(&mut scheduler);
+}
+
+#[test]
+fn a_preempted_family_whose_prompt_fills_no_block_finds_what_it_generated() {
+    let mut scheduler = Scheduler::new(config(12));
+    expect_short_outputs(&mut scheduler);
+    scheduler.add(request(0, &[1, 2, 3, 4, 5, 6, 7, 8], 14)).unwrap();
+    let first = scheduler.add(for_n(2, request(1, &[3], 10))).unwrap();
+    while scheduler.stats().preemptions == 0 {
+        step(&mut scheduler);
+    }
+    while scheduler.sequence(first).unwrap().computed() == 0 {
+        let plan = step(&mut scheduler);
+        let starts: Vec<_> = plan.spans.iter().filter(|span| span.seq.arrival == first.arrival).collect();
+        assert!(starts.iter().all(|span| span.start >= 2), "{starts:?}");
+    }
     drain(&mut scheduler);
 }
 
