@@ -131,8 +131,9 @@ impl EngineHandle {
     /// Ends the engine after its current step and waits for it. Requests that still run end with an event.
     pub fn close(&self) {
         let _ = self.send(Command::Shutdown);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
+        // Held while waiting, so that whoever closes too waits as well.
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
             // The thread catches its own panics.
             let _ = thread.join();
         }

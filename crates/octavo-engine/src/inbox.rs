@@ -68,7 +68,8 @@ pub struct Story {
     pub first_difference: Option<usize>,
 }
 
-/// The receiving end of a caller's requests. Dropping it aborts what still runs for it.
+/// The receiving end of a caller's requests, for one thread to read. Once it is dropped, what still runs for it is
+/// aborted at its next output.
 #[derive(Debug)]
 pub struct Inbox {
     address: Address,

@@ -31,7 +31,7 @@ impl ExpectedOutput {
         self.tokens += num_tokens as f64;
     }
 
-    /// Takes in the end of an output.
+    /// Takes in the end of an output, for whatever reason: one that was taken back has its blocks back too.
     pub(crate) fn ended(&mut self) {
         (self.tokens, self.ended) = (self.tokens * KEPT, (self.ended + 1.0) * KEPT);
     }

@@ -14,7 +14,8 @@ pub struct SchedulerStats {
     pub blocks_total: usize,
     /// Blocks without an owner, those included whose content could be found again.
     pub blocks_free: usize,
-    /// Blocks, with an owner or without, whose content a new request could find.
+    /// Blocks, with an owner or without, whose content is published: a new request finds it if it finds what precedes
+    /// it.
     pub blocks_cached: usize,
     /// Blocks with more than one owner.
     pub blocks_shared: usize,
