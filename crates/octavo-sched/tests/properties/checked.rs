@@ -186,7 +186,8 @@ impl Checked {
             let choices: Vec<_> = live.continuations.keys().copied().collect();
             choices.into_iter().map(move |choice| SeqId { arrival, choice })
         };
-        let ids: Vec<_> = self.live.iter().flat_map(ids).collect();
+        let (running, waiting): (Vec<_>, Vec<_>) = self.live.iter().partition(|(_, live)| live.runs);
+        let ids: Vec<_> = running.into_iter().chain(waiting).flat_map(ids).collect();
         let Some(&id) = ids.get(index % ids.len().max(1)) else { return };
         let taken: usize = self.live.values().filter(|live| live.runs).map(Live::num_seats).sum();
         let live = &self.live[&id.arrival];
@@ -220,7 +221,7 @@ impl Checked {
     }
 
     /// Whether some of a running request have no blocks until the first has computed the full blocks of the prompt.
-    fn has_followers(&self, arrival: u64) -> bool {
+    pub fn has_followers(&self, arrival: u64) -> bool {
         let live = &self.live[&arrival];
         let is_empty = |&choice: &u32| !has_blocks(self.sequence(SeqId { arrival, choice }));
         live.request.prompt.len() >= self.config.block_size && live.continuations.keys().any(is_empty)

@@ -28,10 +28,11 @@ mod pool;
 mod room;
 mod state;
 
+use octavo_sched::{GroupConfig, PrefixCaching, SchedulerConfig, VictimOrder};
 use proptest::prelude::*;
 
 use checked::{Checked, Visits};
-use operation::{Draw, Operation};
+use operation::{Draw, NewRequest, Operation};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
@@ -46,6 +47,34 @@ proptest! {
         operations.iter().for_each(|operation| checked.apply(operation));
         checked.drain();
     }
+}
+
+/// Too rare to leave it to chance: only two outputs of one token each, computed again, come to this.
+#[test]
+fn no_sequence_parts_from_one_that_others_wait_for() {
+    let config = SchedulerConfig {
+        block_size: 2,
+        groups: vec![GroupConfig { num_blocks: 4, window: None }],
+        max_model_len: 9,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 4,
+        eos_token_ids: vec![],
+        prefix_cache: PrefixCaching::Off,
+        victims: VictimOrder::LatestArrival,
+    };
+    let request = |n, prompt_len| {
+        let new = NewRequest { n, prompt_len, max_tokens: Some(2), ignore_eos: true, ..NewRequest::default() };
+        Operation::Add(new)
+    };
+    let mut checked = Checked::new(config, 0);
+    for operation in [request(1, 1), request(2, 2), Operation::Step, Operation::Fork(0), Operation::Step] {
+        checked.apply(&operation);
+    }
+    assert_eq!(checked.visits.preempted_families, 1);
+    checked.apply(&Operation::Step);
+    assert!(checked.has_followers(1), "the prompt is computed again for both");
+    checked.apply(&Operation::Fork(0));
+    checked.drain();
 }
 
 /// Says, if it is dropped by a panic, how to come to the same place.

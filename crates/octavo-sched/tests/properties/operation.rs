@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use crate::model::{EOS, NUM_WORDS};
 
 /// A request in a few small numbers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct NewRequest {
     pub n: u32,
     /// The prompt is the beginning of a word, with the token at `flipped` exchanged for the other one.
@@ -53,23 +53,26 @@ const VICTIMS: [VictimOrder; 2] = [VictimOrder::LatestArrival, VictimOrder::Leas
 /// Outputs of one token that ended before.
 pub const ENDED: [usize; 3] = [0, 300, 300];
 
-/// Which layer groups there are: with all blocks, with a window, or one of each.
+/// Which layer groups there are.
 #[derive(Debug, Clone, Copy)]
 enum Layers {
     Global,
     GlobalAndWindowed,
     Windowed,
+    /// Two pools that differ in size, so that they evict different blocks.
+    TwoGlobal,
 }
-const LAYERS: [Layers; 3] = [Layers::Global, Layers::GlobalAndWindowed, Layers::Windowed];
+const LAYERS: [Layers; 4] = [Layers::Global, Layers::GlobalAndWindowed, Layers::Windowed, Layers::TwoGlobal];
 
 impl Layers {
     fn groups(self, num_blocks: [usize; 2], window: usize) -> Vec<GroupConfig> {
-        let global = GroupConfig { num_blocks: num_blocks[0], window: None };
+        let [global, other] = num_blocks.map(|num_blocks| GroupConfig { num_blocks, window: None });
         let windowed = GroupConfig { num_blocks: num_blocks[1], window: Some(window) };
         match self {
             Layers::Global => vec![global],
             Layers::GlobalAndWindowed => vec![global, windowed],
             Layers::Windowed => vec![windowed],
+            Layers::TwoGlobal => vec![global, other],
         }
     }
 }

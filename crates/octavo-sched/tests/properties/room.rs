@@ -124,15 +124,14 @@ impl Checked {
             for (group, table) in sequence.tables().iter().enumerate() {
                 let whole = self.room.most_blocks(group, live.final_len - 1);
                 most += (whole + 1).saturating_sub(table.num_held()) + unborn * whole;
-                if self.config.groups[group].window.is_none() {
-                    let begun = if table.blocks().is_empty() && live.continuations.len() > 1 {
-                        shared
-                    } else {
-                        table.num_held()
-                    };
-                    let total = next.div_ceil(block_size);
-                    least += total.saturating_sub(begun) + unborn * (total - shared);
-                }
+                let follows = live.continuations.len() > 1 && table.blocks().is_empty();
+                let own = next.div_ceil(block_size) - shared;
+                least += match (self.config.groups[group].window, follows) {
+                    (None, true) => own + unborn * own,
+                    (None, false) => (shared + own).saturating_sub(table.num_held()) + unborn * own,
+                    // A window may hide all but the block that is written to.
+                    (Some(_), follows) => (unborn + usize::from(follows)) * own.min(1),
+                };
             }
         }
         let promised = self.scheduler.stats().blocks_promised;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use octavo_sched::{BlockState, SchedulerStats, SeqId, Sequence, VACANT_BLOCK};
+use octavo_sched::{BlockState, PrefixCaching, SchedulerStats, SeqId, Sequence, VACANT_BLOCK};
 
 use crate::account::Live;
 use crate::checked::Checked;
@@ -17,7 +17,7 @@ impl Checked {
         }
         for (&arrival, live) in &self.live {
             let ids = live.continuations.keys().map(|&choice| SeqId { arrival, choice });
-            ids.for_each(|seq| self.check_sequence(seq, live));
+            ids.for_each(|seq| self.check_sequence(seq, live, &map));
             assert!((1..=live.unborn).all(|choice| self.scheduler.sequence(SeqId { arrival, choice }).is_none()));
         }
         self.check_stats(&map);
@@ -32,7 +32,7 @@ impl Checked {
         })
     }
 
-    fn check_sequence(&self, seq: SeqId, live: &Live) {
+    fn check_sequence(&self, seq: SeqId, live: &Live, map: &[Vec<BlockState>]) {
         let (sequence, continuation) = (self.sequence(seq), &live.continuations[&seq.choice]);
         let computed = continuation.computed;
         assert_eq!((sequence.tokens(), sequence.final_len()), (&continuation.tokens[..], live.final_len));
@@ -40,11 +40,16 @@ impl Checked {
         assert!(computed < continuation.tokens.len(), "the last token is always left to compute");
         let block_size = self.config.block_size;
         let end = self.planned.get(&seq).map_or(computed, |span| span.end());
-        for (group, table) in self.config.groups.iter().zip(sequence.tables()) {
+        let age = continuation.histories.first().map(|&history| self.histories.age(history));
+        let is_published = self.config.prefix_cache == PrefixCaching::On && age == Some(Some(self.age));
+        for ((group, table), states) in self.config.groups.iter().zip(sequence.tables()).zip(map) {
             let hidden = group.window.map_or(0, |window| (computed + 1).saturating_sub(window) / block_size);
             assert_eq!(table.blocks().len(), end.div_ceil(block_size), "no block is taken before it is needed");
             let is_vacant = |(index, &block): (usize, &u32)| (block == VACANT_BLOCK) == (index < hidden);
             assert!(table.blocks().iter().enumerate().all(is_vacant), "{hidden} are hidden: {:?}", table.blocks());
+            // Since the cache has each but once, those that begin alike share.
+            let mut full = table.blocks()[..computed / block_size].iter().skip(hidden);
+            assert!(full.all(|&block| states[block as usize].cached == is_published), "{seq:?}: {states:?}");
         }
         if live.runs {
             self.check_visible(seq, computed, computed);
