@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import tiny
-from octavo import LLM
+from octavo import LLM, AsyncLLM
 from octavo.models import resolve
+from streams import closed_at_the_end, loaded
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +31,13 @@ def successor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def successor(successor_folder: Path) -> Iterator[LLM]:
     """A model in which token t is always followed by t + 1."""
     with LLM(successor_folder, device="reference", max_model_len=512, num_kv_blocks=256) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(successor_folder: Path) -> Iterator[AsyncLLM]:
+    """A model in which token t is always followed by t + 1, for event loops."""
+    with closed_at_the_end(loaded(successor_folder)) as llm:
         yield llm
 
 

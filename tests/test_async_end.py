@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,19 +18,11 @@ from streams import (
     WIDE,
     assert_async_alive,
     assert_no_thread_is_left,
-    closed_at_the_end,
     last,
     loaded,
     read,
     started,
 )
-
-
-@pytest.fixture
-def llm(successor_folder: Path) -> Iterator[AsyncLLM]:
-    """A model in which token t is always followed by t + 1."""
-    with closed_at_the_end(loaded(successor_folder)) as llm:
-        yield llm
 
 
 def test_a_shutdown_with_enough_time_lets_requests_finish_and_takes_no_new_ones(llm: AsyncLLM) -> None:

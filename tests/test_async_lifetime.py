@@ -4,9 +4,7 @@ import asyncio
 import gc
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -18,19 +16,10 @@ from streams import (
     assert_async_alive,
     assert_holds_nothing,
     assert_no_thread_is_left,
-    closed_at_the_end,
     last,
-    loaded,
     read,
     started,
 )
-
-
-@pytest.fixture
-def llm(successor_folder: Path) -> Iterator[AsyncLLM]:
-    """A model in which token t is always followed by t + 1."""
-    with closed_at_the_end(loaded(successor_folder)) as llm:
-        yield llm
 
 
 def test_an_aborted_request_gives_what_it_has_and_ends(llm: AsyncLLM) -> None:
