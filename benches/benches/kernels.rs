@@ -56,12 +56,12 @@ fn draw(criterion: &mut Criterion) {
             (state >> 8) as f32 / 16_777_216.0 * 20.0
         })
         .collect();
-    let row = SampleRow::greedy(0, 1);
+    const ROW: SampleRow = SampleRow::greedy(0, 1);
     let rows = [
-        ("greedy", row),
-        ("temperature 1", SampleRow { temperature: 1.0, ..row }),
-        ("top-k 50", SampleRow { temperature: 0.7, top_k: 50, ..row }),
-        ("top-p 0.9", SampleRow { temperature: 0.7, top_p: 0.9, ..row }),
+        ("greedy", ROW),
+        ("temperature 1", SampleRow { temperature: 1.0, ..ROW }),
+        ("top-k 50", SampleRow { temperature: 0.7, top_k: 50, ..ROW }),
+        ("top-p 0.9", SampleRow { temperature: 0.7, top_p: 0.9, ..ROW }),
     ];
     let mut group = criterion.benchmark_group("draw from 49152 logits");
     for (name, row) in rows {

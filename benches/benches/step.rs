@@ -121,7 +121,7 @@ fn submit(engine: &mut Engine<CpuBackend>, turn: usize, prompt_len: usize, max_t
     };
     // Ids spread over the vocabulary, others in each turn.
     let prompt = (0..prompt_len).map(|i| ((i + turn * 1013) * 7919 % 49_000) as u32).collect();
-    engine.add(Request { id: RequestId(0), prompt, params, arrival: 0 }).expect("a request that fits");
+    engine.add(Request { id: RequestId(0), prompt, params, arrival: 0, deadline: None }).expect("a request that fits");
 }
 
 fn finish(engine: &mut Engine<CpuBackend>) {

@@ -1,7 +1,7 @@
 """The engine and the tokenizer, written in Rust."""
 
 from os import PathLike
-from typing import Final, TypedDict, final, type_check_only
+from typing import Final, Literal, TypedDict, final, type_check_only
 
 __all__ = [
     "Core",
@@ -39,9 +39,22 @@ class RequestParams(TypedDict):
     min_p: float
     seed: int | None
     max_tokens: int | None
+    min_tokens: int
+    stop: list[str]
+    include_stop_str_in_output: bool
     stop_token_ids: list[int]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: list[tuple[int, float]]
+    allowed_token_ids: list[int] | None
+    bad_words: list[list[int]]
+    beam: tuple[int, float] | None
+    pooling: Literal["last", "mean"] | None
+    deadline_ms: float | None
     detokenize: bool
     skip_special_tokens: bool
     cache_salt: str | None
@@ -130,9 +143,15 @@ class Delta:
     @property
     def logprobs(self) -> list[list[tuple[int, float, int, str | None]]] | None: ...
     @property
+    def cumulative_logprob(self) -> float | None: ...
+    @property
+    def prompt_logprobs(self) -> list[list[tuple[int, float, int, str | None]]] | None: ...
+    @property
+    def pooled(self) -> list[float] | None: ...
+    @property
     def finish_reason(self) -> str | None: ...
     @property
-    def stop_reason(self) -> int | None: ...
+    def stop_reason(self) -> int | str | None: ...
     @property
     def last(self) -> bool: ...
     @property

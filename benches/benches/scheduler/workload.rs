@@ -58,7 +58,7 @@ impl Workload {
             max_tokens: Some(self.max_tokens),
             ..SamplingParams::default()
         };
-        Request { id: RequestId(index as u64), prompt, params, arrival: 0 }
+        Request { id: RequestId(index as u64), prompt, params, arrival: 0, deadline: None }
     }
 
     /// What a continuation draws at a position, counted from the start of the prompt: `drawn`, or [`END`] if it has its

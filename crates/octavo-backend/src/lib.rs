@@ -26,7 +26,8 @@ pub use spec::{
     WeightShape,
 };
 pub use step::{
-    BlockCopy, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepResult, TokenLogprobs,
+    BlockCopy, GroupInputs, LEAST_LOGPROB, LogitRules, Penalties, SampleError, SampleRow, Sampled, ScoreRow, SeenToken,
+    SpanInput, StepInputs, StepResult, TokenLogprobs, TokenMask,
 };
 pub use weights::{Codes, Matrix, WeightData, WeightFormat, WeightGroup, WeightId, WeightSource};
 

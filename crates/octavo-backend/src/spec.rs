@@ -91,6 +91,8 @@ pub struct HeadSpec {
     pub tied: bool,
     /// Factor on the logits (1 for most families).
     pub logit_scale: f32,
+    /// Tokens that can be drawn: those below this. Rows of the vocabulary beyond it are padding, which no tokenizer knows.
+    pub num_tokens: usize,
 }
 
 /// The KV cache's shape: groups of layers that share one block table a sequence.

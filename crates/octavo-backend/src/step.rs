@@ -1,6 +1,6 @@
 //! One step as flat arrays: what goes into a backend and what comes out.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use crate::{BackendError, KvGeometry, StepLimits, TokenId};
 
@@ -15,6 +15,10 @@ pub struct StepInputs {
     pub groups: Vec<GroupInputs>,
     /// The draws, ascending by row. A row may be drawn from several times, by requests for several choices.
     pub samples: Vec<SampleRow>,
+    /// Tokens that are known already and whose log-probability is wanted, ascending by row.
+    pub scores: Vec<ScoreRow>,
+    /// Rows whose hidden state, after the last norm, is wanted, ascending.
+    pub hidden: Vec<usize>,
 }
 
 /// Consecutive positions of one sequence.
@@ -53,7 +57,7 @@ pub struct BlockCopy {
 }
 
 /// How to draw the token that follows one row (the definition is in [`crate::sampling`]).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SampleRow {
     /// The row whose logits are used.
     pub row: usize,
@@ -73,6 +77,62 @@ pub struct SampleRow {
     pub min_p: f32,
     /// Also report the token's log-probability and those of this many most likely tokens.
     pub logprobs: Option<u32>,
+    /// What is done to the logits first; nothing for most rows.
+    pub rules: Option<Box<LogitRules>>,
+}
+
+/// What is done to a row's logits before anything else, in this order: bias, masks, penalties.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LogitRules {
+    /// Added to the logits of these tokens, ascending by token, none twice.
+    pub bias: Arc<[(TokenId, f32)]>,
+    /// The tokens that may be drawn; all if there is none.
+    pub allowed: Option<Arc<TokenMask>>,
+    /// Tokens that are not drawn.
+    pub banned: Vec<TokenId>,
+    /// What tokens lose that are there already.
+    pub penalties: Option<Penalties>,
+}
+
+/// What tokens lose that are there already: a seen token's logit is divided by `repetition` if it is positive and
+/// multiplied by it otherwise; then `frequency` times its count in the output is subtracted, and `presence` if the
+/// output has it at all.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Penalties {
+    /// Acts on the tokens of prompt and output; 1 does nothing.
+    pub repetition: f32,
+    /// Acts on the tokens of the output; 0 does nothing.
+    pub frequency: f32,
+    /// Acts on the tokens of the output; 0 does nothing.
+    pub presence: f32,
+    /// The tokens of prompt and output, none twice, in any order.
+    pub seen: Arc<Vec<SeenToken>>,
+}
+
+/// A token that a sequence has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeenToken {
+    /// Its id.
+    pub token: TokenId,
+    /// How often the output has it; 0 for one that is only in the prompt.
+    pub in_output: u32,
+}
+
+/// A set of tokens: bit `t % 32` of word `t / 32` stands for token `t`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenMask {
+    words: Vec<u32>,
+}
+
+/// A token that is known, whose log-probability after one row is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoreRow {
+    /// The row whose logits are used, as they are.
+    pub row: usize,
+    /// The token that follows it.
+    pub token: TokenId,
+    /// Also report this many most likely tokens.
+    pub top: u32,
 }
 
 /// What a step brings back: one entry for each of [`StepInputs::samples`], in order.
@@ -80,6 +140,10 @@ pub struct SampleRow {
 pub struct StepResult {
     /// A row that cannot be drawn from fails alone.
     pub sampled: Vec<Result<Sampled, SampleError>>,
+    /// One entry for each of [`StepInputs::scores`], in order.
+    pub scores: Vec<Result<TokenLogprobs, SampleError>>,
+    /// The hidden states asked for by [`StepInputs::hidden`], `[rows, hidden_size]`.
+    pub hidden: Vec<f32>,
 }
 
 /// A drawn token.
@@ -91,7 +155,11 @@ pub struct Sampled {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Natural log-probabilities of the row, before temperature and filters.
+/// A log-probability is never less than this, so that every format of numbers can carry it.
+pub const LEAST_LOGPROB: f32 = -9999.0;
+
+/// Natural log-probabilities of the row, after [`LogitRules`] and before temperature and filters; none is below
+/// [`LEAST_LOGPROB`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// Of the drawn token.
@@ -108,6 +176,9 @@ pub enum SampleError {
     /// A logit is NaN or positive infinity, or all are negative infinity.
     #[error("the logits of this row are not finite")]
     NotFinite,
+    /// The rules leave no token.
+    #[error("no token is allowed after this row")]
+    NothingAllowed,
 }
 
 impl StepInputs {
@@ -133,13 +204,89 @@ impl StepInputs {
             group.check_tables(&self.spans, shape.window, limits.block_size, num_blocks)?;
             group.check_copies(num_blocks)?;
         }
-        let mut next = 0;
-        for sample in &self.samples {
-            below("sampled row", sample.row, self.tokens.len())?;
-            at_most("order of sampled rows", next, sample.row)?;
-            next = sample.row;
+        self.check_rows("sampled row", self.samples.iter().map(|sample| sample.row))?;
+        self.check_rows("scored row", self.scores.iter().map(|score| score.row))?;
+        self.check_rows("row whose hidden state is wanted", self.hidden.iter().copied())?;
+        for score in &self.scores {
+            below("scored token", score.token as usize, vocab_size)?;
+        }
+        for rules in self.samples.iter().filter_map(|sample| sample.rules.as_deref()) {
+            rules.check(vocab_size)?;
         }
         Ok(())
+    }
+
+    fn check_rows(&self, what: &'static str, rows: impl Iterator<Item = usize>) -> Result<(), BackendError> {
+        let mut next = 0;
+        for row in rows {
+            below(what, row, self.tokens.len())?;
+            at_most("order of rows", next, row)?;
+            next = row;
+        }
+        Ok(())
+    }
+}
+
+impl LogitRules {
+    fn check(&self, vocab_size: usize) -> Result<(), BackendError> {
+        let biased = self.bias.iter().map(|&(token, _)| token);
+        let seen = self.penalties.iter().flat_map(|penalties| penalties.seen.iter().map(|seen| seen.token));
+        for token in biased.chain(self.banned.iter().copied()).chain(seen) {
+            below("token of a rule", token as usize, vocab_size)?;
+        }
+        match &self.allowed {
+            Some(allowed) => equal("words of a token mask", allowed.words.len(), vocab_size.div_ceil(32)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl TokenMask {
+    /// The empty set of tokens below `vocab_size`.
+    pub fn none(vocab_size: usize) -> TokenMask {
+        TokenMask { words: vec![0; vocab_size.div_ceil(32)] }
+    }
+
+    /// Adds a token.
+    ///
+    /// # Panics
+    /// If the set is made for a smaller vocabulary.
+    pub fn insert(&mut self, token: TokenId) {
+        self.words[token as usize / 32] |= 1 << (token % 32);
+    }
+
+    /// Takes a token out.
+    ///
+    /// # Panics
+    /// If the set is made for a smaller vocabulary.
+    pub fn remove(&mut self, token: TokenId) {
+        self.words[token as usize / 32] &= !(1 << (token % 32));
+    }
+
+    /// Whether a token is in the set.
+    pub fn contains(&self, token: TokenId) -> bool {
+        self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// Whether no token is in the set.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|&word| word == 0)
+    }
+
+    /// Keeps what `other` has too.
+    pub fn intersect(&mut self, other: &TokenMask) {
+        let others = other.words.iter().chain(std::iter::repeat(&0));
+        self.words.iter_mut().zip(others).for_each(|(word, other)| *word &= other);
+    }
+
+    /// The bits.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// The bits, to write; those beyond the vocabulary stay 0.
+    pub fn words_mut(&mut self) -> &mut [u32] {
+        &mut self.words
     }
 }
 
@@ -212,6 +359,7 @@ impl SampleRow {
             top_p: 1.0,
             min_p: 0.0,
             logprobs: None,
+            rules: None,
         }
     }
 }

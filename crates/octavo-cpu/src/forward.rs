@@ -65,7 +65,7 @@ impl Step<'_> {
         let results = Results { start: sampled.as_mut_ptr(), len: sampled.len() };
         let step = Step { plan, inputs, kernels, results };
         pool.run(|worker| step.work(worker))?;
-        Ok(StepResult { sampled })
+        Ok(StepResult { sampled, ..StepResult::default() })
     }
 
     fn work(&self, worker: &Worker<'_>) {

@@ -9,7 +9,7 @@ use octavo_sched::StepRun;
 pub(crate) fn accept(sampled: &[Result<Sampled, SampleError>]) -> Vec<StepRun> {
     let run = |row: &Result<Sampled, SampleError>| match row {
         Ok(sampled) => StepRun::Tokens(vec![sampled.token]),
-        Err(SampleError::NotFinite) => StepRun::Failed,
+        Err(SampleError::NotFinite | SampleError::NothingAllowed) => StepRun::Failed,
     };
     sampled.iter().map(run).collect()
 }

@@ -92,16 +92,19 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Ends a request and takes its blocks home; an output for each continuation that had not ended.
-    pub fn abort(&mut self, id: RequestId) -> Vec<Output> {
-        let choices = self.scheduler.abort(id);
+    pub fn end(&mut self, id: RequestId, reason: FinishReason) -> Vec<Output> {
+        let choices = self.scheduler.end(id, reason);
         let story = self.stories.remove(&id).unwrap_or_default();
-        let finish = Some(Finish { reason: FinishReason::Abort, stop_token: None });
         let last = choices.last().copied();
-        let output = |choice| {
-            let last = Some(choice) == last;
-            Output { request: id, choice, tokens: Vec::new(), logprobs: Vec::new(), finish, last, story }
-        };
+        let output = |choice| Output { last: Some(choice) == last, ..Output::ended(id, choice, reason, story) };
         choices.into_iter().map(output).collect()
+    }
+
+    /// Ends one continuation, in whose text a stop string was found; an output if it had not ended.
+    pub fn stop(&mut self, id: RequestId, choice: u32) -> Option<Output> {
+        let last = self.scheduler.end_choice(id, choice, FinishReason::Stop)?;
+        let story = if last { self.stories.remove(&id) } else { self.stories.get(&id).copied() };
+        Some(Output { last, ..Output::ended(id, choice, FinishReason::Stop, story.unwrap_or_default()) })
     }
 
     /// Forgets what the prefix cache holds and gives the number of blocks whose content could have been found.
@@ -216,7 +219,7 @@ impl<B: Backend> Engine<B> {
         let mut logprobs: HashMap<SeqId, TokenLogprobs> =
             sampled.filter_map(|(seq, row)| Some((seq, row.ok()?.logprobs?))).collect();
         let mut report = |output: StepOutput| {
-            let StepOutput { request, seq, tokens, finish, stop_token, last } = output;
+            let StepOutput { request, seq, tokens, finish, stop_token, last, hypothesis: _ } = output;
             let story = self.stories.entry(request).or_default();
             if !tokens.is_empty() {
                 story.first_token.get_or_insert(now);
@@ -228,7 +231,18 @@ impl<B: Backend> Engine<B> {
                 self.stories.remove(&request);
             }
             let logprobs = logprobs.remove(&seq).into_iter().collect();
-            Output { request, choice: seq.choice, tokens, logprobs, finish, last, story }
+            Output {
+                request,
+                choice: seq.choice,
+                tokens,
+                logprobs,
+                cumulative_logprob: None,
+                prompt_logprobs: Vec::new(),
+                pooled: Vec::new(),
+                finish,
+                last,
+                story,
+            }
         };
         outputs.into_iter().map(&mut report).collect()
     }

@@ -11,12 +11,12 @@ use octavo_backend::Backend;
 use octavo_sched::{AdmissionLimits, BlockState, Micros, Request, RequestId, SamplingParams, TokenId};
 
 use crate::{
-    Engine, EngineDead, Inbox, Stats, SubmitError,
+    Engine, EngineDead, Grammar, Inbox, Stats, SubmitError,
     worker::{self, Command, Obituary},
 };
 
 /// A prompt to continue.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone)]
 pub struct Submission {
     /// Token ids.
     pub prompt: Vec<TokenId>,
@@ -24,6 +24,28 @@ pub struct Submission {
     pub seed: Option<u64>,
     /// How to continue.
     pub params: SamplingParams,
+    /// What the output has to follow.
+    pub grammar: Option<Arc<dyn Grammar>>,
+    /// What to make of the prompt's hidden states.
+    pub pooling: Option<Pooling>,
+    /// From now until it ends at the latest.
+    pub deadline: Option<Micros>,
+}
+
+/// One vector for a whole prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The hidden state of its last token.
+    Last,
+    /// The mean of all its hidden states.
+    Mean,
+}
+
+impl Submission {
+    /// A prompt to continue without a grammar or a deadline.
+    pub fn new(prompt: Vec<TokenId>, params: SamplingParams) -> Submission {
+        Submission { prompt, seed: None, params, grammar: None, pooling: None, deadline: None }
+    }
 }
 
 /// A submission that was queued.
@@ -78,9 +100,10 @@ impl EngineHandle {
         let requests: Vec<Request> = submissions
             .into_iter()
             .zip(first..)
-            .map(|(Submission { prompt, seed, mut params }, number)| {
+            .map(|(Submission { prompt, seed, mut params, deadline, .. }, number)| {
                 params.seed = seed.unwrap_or_else(|| derived_seed(self.seed, number));
-                Request { id: RequestId(number), prompt, params, arrival }
+                let deadline = deadline.map(|deadline| arrival.saturating_add(deadline));
+                Request { id: RequestId(number), prompt, params, arrival, deadline }
             })
             .collect();
         let accepted = requests.iter().map(|request| Accepted { id: request.id, seed: request.params.seed }).collect();
@@ -119,6 +142,12 @@ impl EngineHandle {
     /// A dead engine.
     pub fn reset_prefix_cache(&self) -> Result<usize, EngineDead> {
         self.ask(Command::ResetPrefixCache)
+    }
+
+    /// Ends one continuation, in whose text a stop string was found; it answers with a last output unless it has ended.
+    pub fn stop(&self, id: RequestId, choice: u32) {
+        // A dead engine has nothing left to stop.
+        let _ = self.send(Command::Stop(id, choice));
     }
 
     /// Makes the engine's thread panic after its current step, as a faulty kernel would, though without a word on stderr:

@@ -29,12 +29,36 @@ pub struct Output {
     pub tokens: Vec<TokenId>,
     /// One entry a token if the request asked for log-probabilities, otherwise empty.
     pub logprobs: Vec<TokenLogprobs>,
+    /// The sum of the tokens' log-probabilities: of an output of a beam search, which comes whole.
+    pub cumulative_logprob: Option<f64>,
+    /// One entry for each token of the prompt but the first, with the first output of a request that asked for them.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// The prompt's pooled hidden state, `[hidden_size]`, with the first output of a request that asked for it.
+    pub pooled: Vec<f32>,
     /// Present in the last output of a continuation.
     pub finish: Option<Finish>,
     /// Whether this is the last output of the request.
     pub last: bool,
     /// The request's story up to here.
     pub story: Story,
+}
+
+impl Output {
+    /// The end of a continuation to which nothing was added.
+    pub(crate) fn ended(request: RequestId, choice: u32, reason: FinishReason, story: Story) -> Output {
+        Output {
+            request,
+            choice,
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            cumulative_logprob: None,
+            prompt_logprobs: Vec::new(),
+            pooled: Vec::new(),
+            finish: Some(Finish { reason, stop_token: None }),
+            last: false,
+            story,
+        }
+    }
 }
 
 /// How a continuation ended.

@@ -9,6 +9,7 @@ mod accept;
 mod config;
 mod engine;
 mod error;
+mod grammar;
 mod handle;
 mod inbox;
 mod lower;
@@ -17,7 +18,10 @@ mod worker;
 pub use config::EngineConfig;
 pub use engine::{Engine, Stats};
 pub use error::{EngineDead, EngineError, SubmitError};
-pub use handle::{Accepted, EngineHandle, Submission};
+pub use grammar::{Grammar, GrammarError, GrammarState};
+pub use handle::{Accepted, EngineHandle, Pooling, Submission};
 pub use inbox::{Event, Finish, Inbox, Output, Story};
-pub use octavo_backend::TokenLogprobs;
-pub use octavo_sched::{BlockState, FinishReason, Micros, PrefixCaching, RequestId, SamplingParams, TokenId};
+pub use octavo_backend::{TokenLogprobs, TokenMask};
+pub use octavo_sched::{
+    BeamParams, BlockState, FinishReason, Micros, PrefixCaching, RequestId, SamplingParams, TokenId,
+};

@@ -42,5 +42,6 @@ fn sample_row(sequence: &Sequence, row: usize, position: usize, choice: u32) -> 
         top_p: params.top_p,
         min_p: params.min_p,
         logprobs: params.logprobs,
+        rules: None,
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use octavo_backend::Backend;
-use octavo_sched::{BlockState, Request, RequestId};
+use octavo_sched::{BlockState, FinishReason, Request, RequestId};
 
 use crate::{
     Engine, EngineError, Event, Output, Stats,
@@ -18,6 +18,7 @@ use crate::{
 pub(crate) enum Command {
     Add(Vec<Request>, Address),
     Abort(Vec<RequestId>),
+    Stop(RequestId, u32),
     Stats(Sender<Stats>),
     BlockMap(Sender<Vec<Vec<BlockState>>>),
     ResetPrefixCache(Sender<usize>),
@@ -93,6 +94,10 @@ impl<B: Backend> Worker<B> {
         match command {
             Command::Add(requests, address) => requests.into_iter().for_each(|request| self.add(request, &address)),
             Command::Abort(ids) => self.abort(&ids),
+            Command::Stop(id, choice) => {
+                let output = self.engine.stop(id, choice);
+                self.deliver(output.into_iter().collect());
+            }
             Command::Stats(reply) => answer(&reply, self.engine.stats()),
             Command::BlockMap(reply) => answer(&reply, self.engine.block_map()),
             Command::ResetPrefixCache(reply) => answer(&reply, self.engine.reset_prefix_cache()),
@@ -115,7 +120,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn abort(&mut self, ids: &[RequestId]) {
-        let outputs = ids.iter().flat_map(|&id| self.engine.abort(id)).collect();
+        let outputs = ids.iter().flat_map(|&id| self.engine.end(id, FinishReason::Abort)).collect();
         self.deliver(outputs);
     }
 
@@ -137,7 +142,7 @@ impl<B: Backend> Worker<B> {
                 let orphans: Vec<RequestId> =
                     self.addresses.iter().filter(|(_, address)| address.id() == id).map(|(&id, _)| id).collect();
                 for orphan in orphans {
-                    self.engine.abort(orphan);
+                    self.engine.end(orphan, FinishReason::Abort);
                     self.addresses.remove(&orphan);
                 }
             }

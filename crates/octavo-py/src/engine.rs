@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use octavo_engine::{BlockState, EngineHandle, RequestId, SamplingParams, Submission};
+use octavo_engine::{BeamParams, BlockState, EngineHandle, Micros, Pooling, RequestId, SamplingParams, Submission};
 use octavo_model::{Checkpoint, MemoryPlan, ModelConfig, TokenizerSource};
 use pyo3::{prelude::*, types::PyDict};
 
@@ -43,9 +43,25 @@ struct RequestParams {
     min_p: f32,
     seed: Option<u64>,
     max_tokens: Option<usize>,
+    min_tokens: usize,
+    stop: Vec<String>,
+    include_stop_str_in_output: bool,
     stop_token_ids: Vec<u32>,
     ignore_eos: bool,
     logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    repetition_penalty: f32,
+    logit_bias: Vec<(u32, f32)>,
+    allowed_token_ids: Option<Vec<u32>>,
+    bad_words: Vec<Vec<u32>>,
+    /// Width and length penalty.
+    beam: Option<(u32, f32)>,
+    /// `last` or `mean`.
+    pooling: Option<String>,
+    /// Milliseconds.
+    deadline_ms: Option<f64>,
     detokenize: bool,
     skip_special_tokens: bool,
     cache_salt: Option<String>,
@@ -150,6 +166,7 @@ impl Core {
             ("finished_stop", scheduler.finished.stop),
             ("finished_length", scheduler.finished.length),
             ("finished_abort", scheduler.finished.abort),
+            ("finished_deadline", scheduler.finished.deadline),
             ("finished_error", scheduler.finished.error),
         ];
         let dict = PyDict::new(py);
@@ -301,13 +318,24 @@ fn submission(prompt: Vec<u32>, params: RequestParams) -> Submission {
         min_p: params.min_p,
         seed: 0,
         max_tokens: params.max_tokens,
+        min_tokens: params.min_tokens,
         stop_token_ids: params.stop_token_ids,
         ignore_eos: params.ignore_eos,
         logprobs: params.logprobs,
+        prompt_logprobs: params.prompt_logprobs,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        repetition_penalty: params.repetition_penalty,
+        logit_bias: params.logit_bias,
+        allowed_token_ids: params.allowed_token_ids,
+        bad_words: params.bad_words,
+        beam: params.beam.map(|(width, length_penalty)| BeamParams { width, length_penalty }),
         cache_salt: params.cache_salt.map(String::into_bytes).unwrap_or_default(),
         skip_reading_prefix_cache: params.skip_reading_prefix_cache,
     };
-    Submission { prompt, seed: params.seed, params: sampling }
+    let pooling = params.pooling.map(|name| if name == "mean" { Pooling::Mean } else { Pooling::Last });
+    let deadline = params.deadline_ms.map(|milliseconds| (milliseconds * 1e3) as Micros);
+    Submission { prompt, seed: params.seed, params: sampling, grammar: None, pooling, deadline }
 }
 
 /// The double that reads like the single: 0.7 stays 0.7.

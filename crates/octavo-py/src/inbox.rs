@@ -51,18 +51,36 @@ pub struct Delta {
     /// For each token: itself, then the likeliest ones, as (id, log-probability, rank, text). None if not asked for.
     #[pyo3(get)]
     logprobs: Option<Vec<Vec<TokenReport>>>,
+    /// The sum of the tokens' log-probabilities, of an output of a beam search.
+    #[pyo3(get)]
+    cumulative_logprob: Option<f64>,
+    /// As `logprobs`, for each token of the prompt but the first: with the first output of a request that asked.
+    #[pyo3(get)]
+    prompt_logprobs: Option<Vec<Vec<TokenReport>>>,
+    /// The prompt's pooled hidden state: with the first output of a request that asked.
+    #[pyo3(get)]
+    pooled: Option<Vec<f32>>,
     /// Why the continuation ended; None while it goes on.
     #[pyo3(get)]
     finish_reason: Option<&'static str>,
-    /// The stop token that the caller had asked for.
+    /// The stop token or stop string that the caller had asked for.
     #[pyo3(get)]
-    stop_reason: Option<u32>,
+    stop_reason: Option<StopReason>,
     /// Whether nothing more comes for the request.
     #[pyo3(get)]
     last: bool,
     /// What happened to the request so far.
     #[pyo3(get)]
     story: StoryClass,
+}
+
+/// What of a caller's own stops ended a continuation.
+#[derive(Debug, Clone, IntoPyObject)]
+pub enum StopReason {
+    /// One of `stop_token_ids`.
+    Token(u32),
+    /// One of `stop`.
+    Text(String),
 }
 
 type TokenReport = (u32, f32, u32, Option<String>);
@@ -137,8 +155,8 @@ impl Reader {
         text
     }
 
-    fn stop_reason(&self, finish: &Finish) -> Option<u32> {
-        finish.stop_token.filter(|token| self.stop_token_ids.contains(token))
+    fn stop_reason(&self, finish: &Finish) -> Option<StopReason> {
+        finish.stop_token.filter(|token| self.stop_token_ids.contains(token)).map(StopReason::Token)
     }
 }
 
@@ -209,6 +227,9 @@ impl InboxClass {
             choice: output.choice,
             text,
             logprobs: (!reports.is_empty()).then_some(reports),
+            cumulative_logprob: output.cumulative_logprob,
+            prompt_logprobs: None,
+            pooled: (!output.pooled.is_empty()).then_some(output.pooled),
             token_ids: output.tokens,
             finish_reason: output.finish.map(|finish| finish.reason.as_str()),
             stop_reason,

@@ -36,8 +36,10 @@ mod table;
 
 pub use block::{BlockPool, VACANT_BLOCK};
 pub use config::{AdmissionLimits, GroupConfig, PrefixCaching, SchedulerConfig, VictimOrder};
-pub use plan::{Admitted, BlockCopy, FinishReason, SeqSpan, StepOutput, StepPlan, StepRun};
-pub use request::{InvalidParam, Limit, Micros, Rejected, Request, RequestId, SamplingParams, SeqId, TokenId};
+pub use plan::{Admitted, BlockCopy, Candidate, FinishReason, Hypothesis, SeqSpan, StepOutput, StepPlan, StepRun};
+pub use request::{
+    BeamParams, InvalidParam, Limit, Micros, Rejected, Request, RequestId, SamplingParams, SeqId, TokenId,
+};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use stats::{BlockState, FinishCounts, SchedulerStats};

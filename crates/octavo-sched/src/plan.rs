@@ -62,16 +62,38 @@ pub struct BlockCopy {
 }
 
 /// What came of one sample.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum StepRun {
     /// The sampled tokens in order: as many drafts as were right, and one more.
     Tokens(Vec<TokenId>),
+    /// The likeliest next tokens, descending, twice as many as the beam is wide: what a search chooses from.
+    Candidates(Vec<Candidate>),
     /// No token could be sampled, as with logits that are not numbers. The sequence ends, the others go on.
     Failed,
 }
 
+/// A token that may come next in a beam search.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// Its id.
+    pub token: TokenId,
+    /// Its natural log-probability, given all before it.
+    pub logprob: f32,
+    /// Its place among all, 1 the likeliest.
+    pub rank: u32,
+}
+
+/// What a beam search found: an output, token by token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hypothesis {
+    /// The sum of the tokens' log-probabilities.
+    pub cumulative_logprob: f64,
+    /// One for each token of the output.
+    pub tokens: Vec<Candidate>,
+}
+
 /// What a step did for one sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepOutput {
     /// The request that the sequence belongs to.
     pub request: RequestId,
@@ -85,6 +107,8 @@ pub struct StepOutput {
     pub stop_token: Option<TokenId>,
     /// Whether the request has ended with it: no continuation of it goes on.
     pub last: bool,
+    /// Of a beam search, which gives its outputs whole and at its end, the best first; `seq` then counts them.
+    pub hypothesis: Option<Hypothesis>,
 }
 
 /// Why a request ended.
@@ -96,6 +120,8 @@ pub enum FinishReason {
     Length,
     /// The caller took it back.
     Abort,
+    /// Its time was up.
+    Deadline,
     /// Nothing could be sampled.
     Error,
 }
@@ -107,6 +133,7 @@ impl FinishReason {
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
             FinishReason::Abort => "abort",
+            FinishReason::Deadline => "deadline",
             FinishReason::Error => "error",
         }
     }

@@ -42,16 +42,44 @@ pub struct SamplingParams {
     pub seed: u64,
     /// The most tokens to generate; `None` goes on to the length limit of the engine.
     pub max_tokens: Option<usize>,
+    /// No stop token and no end-of-sequence token is drawn before this many tokens have been generated.
+    pub min_tokens: usize,
     /// Tokens that end the request, besides the model's own end-of-sequence tokens.
     pub stop_token_ids: Vec<TokenId>,
     /// Generates through the model's end-of-sequence tokens. `stop_token_ids` still count.
     pub ignore_eos: bool,
     /// How many alternatives to report the log-probabilities of, besides the sampled token.
     pub logprobs: Option<u32>,
+    /// The same for each token of the prompt but the first.
+    pub prompt_logprobs: Option<u32>,
+    /// Subtracted from the logit of each token that the output has already; from -2 to 2.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of each token as many times as the output has it already; from -2 to 2.
+    pub frequency_penalty: f32,
+    /// Divides the positive logits of tokens that prompt or output have already, and multiplies the negative ones; from
+    /// 0.01 to 100.
+    pub repetition_penalty: f32,
+    /// Added to the logits of these tokens; no token twice, each number from -100 to 100.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// The only tokens that may be drawn, if there are any here.
+    pub allowed_token_ids: Option<Vec<TokenId>>,
+    /// Sequences of tokens that the output never has; none of them empty.
+    pub bad_words: Vec<Vec<TokenId>>,
+    /// Search for the likeliest outputs instead of drawing one.
+    pub beam: Option<BeamParams>,
     /// Blocks are shared only among requests of the same salt; empty is a salt like any other.
     pub cache_salt: Vec<u8>,
     /// Computes the whole prompt, though the prefix cache may hold its beginning.
     pub skip_reading_prefix_cache: bool,
+}
+
+/// A search for the likeliest outputs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BeamParams {
+    /// Partial outputs that are kept at each step, and outputs given at the end; at least 1.
+    pub width: u32,
+    /// An output's score is its log-probability divided by its length, prompt included and end token not, to this power.
+    pub length_penalty: f32,
 }
 
 impl Default for SamplingParams {
@@ -64,9 +92,18 @@ impl Default for SamplingParams {
             min_p: 0.0,
             seed: 0,
             max_tokens: Some(16),
+            min_tokens: 0,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             logprobs: None,
+            prompt_logprobs: None,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            allowed_token_ids: None,
+            bad_words: Vec::new(),
+            beam: None,
             cache_salt: Vec::new(),
             skip_reading_prefix_cache: false,
         }
@@ -95,6 +132,43 @@ impl SamplingParams {
         if self.max_tokens == Some(0) {
             return invalid("max_tokens", "0".to_owned(), "at least 1, or none for no limit of its own");
         }
+        if self.max_tokens.is_some_and(|max_tokens| self.min_tokens > max_tokens) {
+            return invalid("min_tokens", self.min_tokens.to_string(), "at most max_tokens");
+        }
+        let (penalties, range) = (-2.0..=2.0, "from -2 to 2");
+        if !penalties.contains(&self.presence_penalty) {
+            return invalid("presence_penalty", self.presence_penalty.to_string(), range);
+        }
+        if !penalties.contains(&self.frequency_penalty) {
+            return invalid("frequency_penalty", self.frequency_penalty.to_string(), range);
+        }
+        if !(0.01..=100.0).contains(&self.repetition_penalty) {
+            return invalid("repetition_penalty", self.repetition_penalty.to_string(), "from 0.01 to 100");
+        }
+        if let Some((token, bias)) = self.logit_bias.iter().find(|(_, bias)| !(-100.0..=100.0).contains(bias)) {
+            return invalid("logit_bias", format!("{bias} for token {token}"), "from -100 to 100");
+        }
+        if self.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
+            return invalid("allowed_token_ids", "an empty list".to_owned(), "at least one token, or none for all");
+        }
+        if self.bad_words.iter().any(Vec::is_empty) {
+            return invalid("bad_words", "an empty word".to_owned(), "at least one token in each");
+        }
+        self.validate_beam()
+    }
+
+    fn validate_beam(&self) -> Result<(), InvalidParam> {
+        let invalid = |field, found: String, expected| Err(InvalidParam { field, found, expected });
+        let Some(beam) = self.beam else { return Ok(()) };
+        if beam.width == 0 {
+            return invalid("beam_width", "0".to_owned(), "at least 1");
+        }
+        if !beam.length_penalty.is_finite() {
+            return invalid("length_penalty", beam.length_penalty.to_string(), "a finite number");
+        }
+        if self.n != 1 {
+            return invalid("n", self.n.to_string(), "1 in a beam search");
+        }
         Ok(())
     }
 }
@@ -110,6 +184,8 @@ pub struct Request {
     pub params: SamplingParams,
     /// When the caller handed it in; only measured with. The order of service is the order of `Scheduler::add`.
     pub arrival: Micros,
+    /// When it ends at the latest, finished or not.
+    pub deadline: Option<Micros>,
 }
 
 /// A number that is out of its range.

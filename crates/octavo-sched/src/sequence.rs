@@ -17,6 +17,7 @@ pub struct Sequence {
     request: RequestId,
     params: Arc<SamplingParams>,
     arrival: Micros,
+    deadline: Option<Micros>,
     tokens: Vec<TokenId>,
     prompt_len: usize,
     final_len: usize,
@@ -38,6 +39,7 @@ impl Sequence {
             unborn: request.params.n as usize - 1,
             params: Arc::new(request.params),
             arrival: request.arrival,
+            deadline: request.deadline,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             final_len,
@@ -66,6 +68,11 @@ impl Sequence {
     /// When the request was handed in.
     pub fn arrival(&self) -> Micros {
         self.arrival
+    }
+
+    /// When it ends at the latest.
+    pub fn deadline(&self) -> Option<Micros> {
+        self.deadline
     }
 
     /// Prompt and output so far.
@@ -167,7 +174,7 @@ impl Sequence {
             }
         }
         let tokens = self.tokens[before..].to_vec();
-        StepOutput { request: self.request, seq: self.id, tokens, finish, stop_token, last: false }
+        StepOutput { request: self.request, seq: self.id, tokens, finish, stop_token, last: false, hypothesis: None }
     }
 }
 
@@ -178,7 +185,7 @@ mod tests {
     const EOS: TokenId = 9;
 
     fn sequence(final_len: usize, params: SamplingParams) -> Sequence {
-        let request = Request { id: RequestId(7), prompt: vec![1], params, arrival: 0 };
+        let request = Request { id: RequestId(7), prompt: vec![1], params, arrival: 0, deadline: None };
         Sequence::new(SeqId { arrival: 0, choice: 0 }, request, final_len, SequenceBlocks::default())
     }
 

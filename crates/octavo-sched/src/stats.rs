@@ -80,6 +80,8 @@ pub struct FinishCounts {
     pub length: u64,
     /// Taken back by the caller.
     pub abort: u64,
+    /// For want of time.
+    pub deadline: u64,
     /// For want of a token to sample.
     pub error: u64,
 }
@@ -87,7 +89,7 @@ pub struct FinishCounts {
 impl FinishCounts {
     /// Requests ended for any reason.
     pub fn total(&self) -> u64 {
-        self.stop + self.length + self.abort + self.error
+        self.stop + self.length + self.abort + self.deadline + self.error
     }
 
     pub(crate) fn count(&mut self, reason: FinishReason, number: usize) {
@@ -95,6 +97,7 @@ impl FinishCounts {
             FinishReason::Stop => &mut self.stop,
             FinishReason::Length => &mut self.length,
             FinishReason::Abort => &mut self.abort,
+            FinishReason::Deadline => &mut self.deadline,
             FinishReason::Error => &mut self.error,
         } += number as u64;
     }

@@ -23,7 +23,7 @@ fn tiny() -> SchedulerConfig {
 
 fn request(id: u64, prompt_len: usize, max_tokens: usize) -> Request {
     let params = SamplingParams { max_tokens: Some(max_tokens), ..Default::default() };
-    Request { id: RequestId(id), prompt: vec![1; prompt_len], params, arrival: 0 }
+    Request { id: RequestId(id), prompt: vec![1; prompt_len], params, arrival: 0, deadline: None }
 }
 
 fn span(seq: SeqId, start: usize, len: usize, samples: usize) -> SeqSpan {
@@ -201,17 +201,17 @@ fn an_abort_frees_blocks_and_promises_at_once() {
     let mut scheduler = Scheduler::new(tiny());
     scheduler.add(request(0, 3, 5)).unwrap();
     step(&mut scheduler);
-    assert_eq!(scheduler.abort(RequestId(0)), [0]);
+    assert_eq!(scheduler.end(RequestId(0), FinishReason::Abort), [0]);
     let stats = scheduler.stats();
     assert_eq!((stats.blocks_free, stats.blocks_promised, stats.finished.abort), (4, 0, 1));
-    assert_eq!(scheduler.abort(RequestId(0)), [0_u32; 0]);
+    assert_eq!(scheduler.end(RequestId(0), FinishReason::Abort), [0_u32; 0]);
 }
 
 #[test]
 fn a_waiting_request_can_be_aborted() {
     let mut scheduler = Scheduler::new(tiny());
     let seqs = [0, 1, 2].map(|id| scheduler.add(request(id, 1, 1)).unwrap());
-    assert_eq!(scheduler.abort(RequestId(1)), [0]);
+    assert_eq!(scheduler.end(RequestId(1), FinishReason::Abort), [0]);
     assert_eq!(scheduler.audit(), Ok(()));
     assert_eq!(step(&mut scheduler), [span(seqs[0], 0, 1, 1), span(seqs[2], 0, 1, 1)]);
 }
@@ -222,7 +222,7 @@ fn a_plan_is_committed_without_the_requests_aborted_since() {
     scheduler.add(request(0, 1, 2)).unwrap();
     let other = scheduler.add(request(1, 1, 2)).unwrap();
     let plan = scheduler.schedule(0);
-    scheduler.abort(RequestId(0));
+    scheduler.end(RequestId(0), FinishReason::Abort);
     scheduler.add(request(0, 1, 2)).unwrap();
     let outputs = scheduler.commit(&plan, &[StepRun::Tokens(vec![4]), StepRun::Tokens(vec![5])]);
     assert_eq!(outputs.len(), 1);

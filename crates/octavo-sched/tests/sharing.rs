@@ -23,7 +23,7 @@ fn config(num_blocks: usize) -> SchedulerConfig {
 
 fn request(id: u64, prompt: &[u32], max_tokens: usize) -> Request {
     let params = SamplingParams { max_tokens: Some(max_tokens), ..Default::default() };
-    Request { id: RequestId(id), prompt: prompt.to_vec(), params, arrival: 0 }
+    Request { id: RequestId(id), prompt: prompt.to_vec(), params, arrival: 0, deadline: None }
 }
 
 fn for_n(n: u32, request: Request) -> Request {
@@ -246,10 +246,10 @@ fn each_continuation_has_an_end_and_the_request_has_one_last_output() {
 fn an_abort_before_they_part_ends_every_continuation() {
     let mut scheduler = Scheduler::new(config(20));
     scheduler.add(for_n(3, request(0, &[1], 2))).unwrap();
-    assert_eq!(scheduler.abort(RequestId(0)), [0, 1, 2]);
+    assert_eq!(scheduler.end(RequestId(0), FinishReason::Abort), [0, 1, 2]);
     scheduler.add(for_n(3, request(0, &[1], 4))).unwrap();
     step(&mut scheduler);
-    assert_eq!(scheduler.abort(RequestId(0)), [0, 1, 2]);
+    assert_eq!(scheduler.end(RequestId(0), FinishReason::Abort), [0, 1, 2]);
     assert_eq!((scheduler.stats().finished.abort, scheduler.stats().blocks_free), (6, 20));
 }
 

@@ -138,7 +138,7 @@ fn spec(shape: &TinyShape) -> DecoderSpec {
         hidden_size: shape.hidden_size,
         embedding_scale: 1.0,
         layers: (0..shape.num_layers).map(layer).collect(),
-        head: HeadSpec { norm, tied: shape.tied, logit_scale: 1.0 },
+        head: HeadSpec { norm, tied: shape.tied, logit_scale: 1.0, num_tokens: shape.vocab_size },
     }
 }
 

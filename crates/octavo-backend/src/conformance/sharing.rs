@@ -188,7 +188,7 @@ pub(super) fn draws_of_one_row_equal_those_of_separate_requests<B: Backend>(make
     let found = subject.run(&together);
     assert_eq!(found, reference.run(&together), "several draws of a row by the reference");
     for (sample, found) in samples.iter().zip(&found) {
-        let apart = subject.run(&StepInputs { samples: vec![*sample], ..step.clone() });
+        let apart = subject.run(&StepInputs { samples: vec![sample.clone()], ..step.clone() });
         assert_eq!(apart, std::slice::from_ref(found), "a draw alone and one of several, choice {}", sample.choice);
     }
     let of_one_row: BTreeSet<u32> = found[4..84].iter().map(|sampled| sampled.token).collect();

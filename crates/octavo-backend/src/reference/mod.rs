@@ -225,7 +225,7 @@ impl ReferencePlan {
             let rows = logits.chunks_exact(self.spec.vocab_size);
             sampled.extend(rows.zip(samples).map(|(logits, sample)| sampling::sample(logits, sample)));
         }
-        StepResult { sampled }
+        StepResult { sampled, ..StepResult::default() }
     }
 }
 

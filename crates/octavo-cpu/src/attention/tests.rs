@@ -47,7 +47,7 @@ fn spec(case: &Case) -> DecoderSpec {
         hidden_size: 32,
         embedding_scale: 1.0,
         layers: vec![LayerSpec { attention_norm: norm, attention, mlp_norm: norm, mlp }],
-        head: HeadSpec { norm, tied: true, logit_scale: 1.0 },
+        head: HeadSpec { norm, tied: true, logit_scale: 1.0, num_tokens: 1 },
     }
 }
 

@@ -71,6 +71,7 @@ pub fn tiny_requests() -> Vec<Request> {
             prompt: model.tokens([1, 5, 16, 33, 64, 100][index % 6], index as u64),
             params: params(index, 3 + index % 12),
             arrival: 0,
+            deadline: None,
         })
         .collect()
 }

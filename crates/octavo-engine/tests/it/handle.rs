@@ -18,7 +18,7 @@ fn handle() -> EngineHandle {
 
 fn submission(prompt: &[u32], max_tokens: usize) -> Submission {
     let params = SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::default() };
-    Submission { prompt: prompt.to_vec(), seed: Some(1), params }
+    Submission { seed: Some(1), ..Submission::new(prompt.to_vec(), params) }
 }
 
 /// More than an engine does before the thread that submitted it has done its next thing.
@@ -48,7 +48,7 @@ fn answers_through_an_inbox_equal_those_of_a_stepped_engine() {
     let (handle, inbox) = (handle(), Inbox::new());
     let submissions = requests
         .iter()
-        .map(|r| Submission { prompt: r.prompt.clone(), seed: Some(r.params.seed), params: r.params.clone() })
+        .map(|r| Submission { seed: Some(r.params.seed), ..Submission::new(r.prompt.clone(), r.params.clone()) })
         .collect();
     let accepted = handle.submit(submissions, &inbox).unwrap();
     let outputs = collect(&inbox, requests.len());

@@ -53,7 +53,7 @@ fn related_requests(count: usize, n: u32) -> Vec<Request> {
             prompt.truncate(index * 29 % 41);
             prompt.extend(model.tokens(3 + index * 7 % 23, index as u64));
             let params = SamplingParams { n, ..params(index, 20 + index * 7 % 41) };
-            Request { id: RequestId(index as u64), prompt: prompt.clone(), params, arrival: 0 }
+            Request { id: RequestId(index as u64), prompt: prompt.clone(), params, arrival: 0, deadline: None }
         })
         .collect()
 }
@@ -96,7 +96,8 @@ fn a_prefix_hit_changes_no_answer_on_the_cpu() {
 /// After many outputs of one token, requests are admitted with next to no room kept for the running ones.
 fn expect_short_outputs<B: Backend>(engine: &mut Engine<B>) {
     let params = SamplingParams { max_tokens: Some(1), ..SamplingParams::default() };
-    let request = |id| Request { id: RequestId(id), prompt: vec![7], params: params.clone(), arrival: 0 };
+    let request =
+        |id| Request { id: RequestId(id), prompt: vec![7], params: params.clone(), arrival: 0, deadline: None };
     run(engine, &(1000..1200).map(request).collect::<Vec<_>>());
 }
 

@@ -91,6 +91,7 @@ fn inputs(spec: &DecoderSpec, recorded: &Recorded) -> StepInputs {
         spans: vec![SpanInput { first_row: 0, len: rows, start: 0 }],
         groups: vec![GroupInputs { tables: (0..8).collect(), table_starts: vec![0, 8], copies: Vec::new() }],
         samples: (recorded.prompt.len() - 1..rows).map(sample).collect(),
+        ..StepInputs::default()
     }
 }
 
@@ -182,6 +183,7 @@ pub fn requests(count: usize, max_tokens: usize) -> Vec<Request> {
                 prompt: prompt.collect(),
                 params: params(index, max_tokens),
                 arrival: 0,
+                deadline: None,
             }
         })
         .collect()
@@ -198,6 +200,7 @@ fn free_running_greedy_text_is_compared_with_the_recorded_one() {
             prompt: recorded.prompt.clone(),
             params: SamplingParams { temperature: 0.0, max_tokens: Some(64), ignore_eos: true, ..Default::default() },
             arrival: 0,
+            deadline: None,
         })
         .collect();
     let answers = run(&mut engine(cpu(2), 512), &requests);

@@ -158,7 +158,7 @@ impl Outline {
             hidden_size: sizes.hidden_size,
             embedding_scale: 1.0,
             layers: vec![layer; sizes.num_layers],
-            head: HeadSpec { norm, tied: tied == HeadTying::Tied, logit_scale: 1.0 },
+            head: HeadSpec { norm, tied: tied == HeadTying::Tied, logit_scale: 1.0, num_tokens: sizes.vocab_size },
         }
     }
 }

@@ -119,16 +119,48 @@ impl Scheduler {
     /// that were still to part from the first; none if the request has ended already, or never was.
     ///
     /// It may come between `schedule` and `commit`. There is no output for the request after it.
-    pub fn abort(&mut self, id: RequestId) -> Vec<u32> {
+    pub fn end(&mut self, id: RequestId, reason: FinishReason) -> Vec<u32> {
         let Some(&Place { arrival, .. }) = self.requests.get(&id) else { return vec![] };
         let mut choices = vec![];
         for mut sequence in self.take_out(arrival) {
             choices.push(sequence.id().choice);
             choices.extend((1..).take(sequence.unborn));
-            self.end(&mut sequence, FinishReason::Abort);
+            self.finish(&mut sequence, reason);
         }
         self.requests.remove(&id);
         choices
+    }
+
+    /// Ends one continuation of a request, as [`end`](Self::end) does all: a stop string was found in its text. Gives
+    /// whether the request has ended with it; `None`, and no change, if the continuation is not there or has no token.
+    pub fn end_choice(&mut self, id: RequestId, choice: u32, reason: FinishReason) -> Option<bool> {
+        let seq = SeqId { arrival: self.requests.get(&id)?.arrival, choice };
+        self.sequence(seq).filter(|sequence| sequence.output_len() > 0)?;
+        let (mut ended, next) = if let Ok(index) = self.running.binary_search_by_key(&seq, Sequence::id) {
+            (self.running.remove(index), self.running.get_mut(index))
+        } else {
+            let index = self.waiting.binary_search_by_key(&seq, Sequence::id).ok()?;
+            (self.waiting.remove(index)?, self.waiting.get_mut(index))
+        };
+        if let Some(next) = next.filter(|next| next.id().arrival == seq.arrival && !ended.follows) {
+            // Whoever waited for it computes what they share instead.
+            next.follows = false;
+        }
+        self.finish(&mut ended, reason);
+        let is_last = self.first_of(seq.arrival).is_none();
+        if is_last {
+            self.requests.remove(&id);
+        }
+        Some(is_last)
+    }
+
+    /// The requests whose deadline has passed, in order of arrival.
+    pub fn expired(&self, now: Micros) -> Vec<RequestId> {
+        let is_late = |sequence: &&Sequence| sequence.deadline().is_some_and(|deadline| deadline <= now);
+        let mut late: Vec<_> = self.running.iter().chain(&self.waiting).filter(is_late).collect();
+        late.sort_unstable_by_key(|sequence| sequence.id());
+        late.dedup_by_key(|sequence| sequence.id().arrival);
+        late.into_iter().map(Sequence::request).collect()
     }
 
     /// Parts a running sequence in two: the new one has the same tokens and shares all blocks, until either writes.
@@ -310,6 +342,14 @@ impl Scheduler {
         start..start + len
     }
 
+    /// The first of a request's sequences.
+    fn first_of(&self, arrival: u64) -> Option<&Sequence> {
+        let is_its = |first: &&Sequence| first.id().arrival == arrival;
+        let start = self.waiting.partition_point(|sequence| sequence.id().arrival < arrival);
+        let running = self.running.get(self.running_of(arrival).start).filter(is_its);
+        running.or_else(|| self.waiting.get(start).filter(is_its))
+    }
+
     /// Takes a request's sequences out of their queue.
     fn take_out(&mut self, arrival: u64) -> Vec<Sequence> {
         let running = self.running_of(arrival);
@@ -330,7 +370,7 @@ impl Scheduler {
         let mut running = std::mem::take(&mut self.running);
         running.retain_mut(|sequence| match finished.next_if(|(id, _)| *id == sequence.id()) {
             Some((_, reason)) => {
-                self.end(sequence, reason);
+                self.finish(sequence, reason);
                 false
             }
             None => true,
@@ -345,7 +385,7 @@ impl Scheduler {
     }
 
     /// Counts the end of a sequence that is in no queue any more, and sends its blocks home.
-    fn end(&mut self, sequence: &mut Sequence, reason: FinishReason) {
+    fn finish(&mut self, sequence: &mut Sequence, reason: FinishReason) {
         sequence.release(&mut self.cache);
         if sequence.output_len() > 0 {
             self.expected.ended();
@@ -366,13 +406,14 @@ fn computed_end(span: &SeqSpan, run: Option<&StepRun>) -> usize {
 fn take_run(sequence: &mut Sequence, run: &StepRun, eos_token_ids: &[TokenId]) -> StepOutput {
     match run {
         StepRun::Tokens(sampled) => sequence.append(sampled, eos_token_ids),
-        StepRun::Failed => StepOutput {
+        StepRun::Failed | StepRun::Candidates(_) => StepOutput {
             request: sequence.request(),
             seq: sequence.id(),
             tokens: vec![],
             finish: Some(FinishReason::Error),
             stop_token: None,
             last: false,
+            hypothesis: None,
         },
     }
 }

@@ -171,13 +171,13 @@ impl Checked {
 
     fn abort(&mut self, index: usize) {
         let Some(arrival) = self.live.keys().copied().nth(index % self.live.len().max(1)) else {
-            assert_eq!(self.both(|scheduler| scheduler.abort(RequestId(0))), [0_u32; 0]);
+            assert_eq!(self.both(|scheduler| scheduler.end(RequestId(0), FinishReason::Abort)), [0_u32; 0]);
             return;
         };
         let live = self.end(arrival);
         let choices = live.choices();
         self.totals.finished.abort += choices.len() as u64;
-        assert_eq!(self.both(|scheduler| scheduler.abort(live.request.id)), choices);
+        assert_eq!(self.both(|scheduler| scheduler.end(live.request.id, FinishReason::Abort)), choices);
         self.planned.retain(|seq, _| seq.arrival != arrival);
     }
 
@@ -299,7 +299,7 @@ fn has_blocks(sequence: &Sequence) -> bool {
 /// A request that fills no block, from beginning to end.
 fn run_one_token(scheduler: &mut Scheduler) {
     let params = SamplingParams { max_tokens: Some(1), skip_reading_prefix_cache: true, ..Default::default() };
-    let request = Request { id: RequestId(0), prompt: vec![1], params, arrival: 0 };
+    let request = Request { id: RequestId(0), prompt: vec![1], params, arrival: 0, deadline: None };
     scheduler.add(request).expect("it fits into any pool");
     let plan = scheduler.schedule(0);
     let outputs = scheduler.commit(&plan, &[StepRun::Tokens(vec![1])]);
