@@ -3,9 +3,12 @@
 from os import PathLike
 from typing import Final, Literal, TypedDict, final, type_check_only
 
+from typing_extensions import NotRequired
+
 __all__ = [
     "Core",
     "Delta",
+    "Grammar",
     "Inbox",
     "Story",
     "Tokenizer",
@@ -55,6 +58,7 @@ class RequestParams(TypedDict):
     beam: tuple[int, float] | None
     pooling: Literal["last", "mean"] | None
     deadline_ms: float | None
+    grammar: NotRequired[Grammar | None]
     detokenize: bool
     skip_special_tokens: bool
     cache_salt: str | None
@@ -96,6 +100,9 @@ class Core:
     ) -> Core: ...
     def inbox(self) -> Inbox: ...
     def submit(self, inbox: Inbox, prompts: list[list[int]], params: list[RequestParams]) -> list[tuple[int, int]]: ...
+    def compile_grammar(
+        self, kind: Literal["json", "json_object", "regex", "choice", "grammar"], source: str
+    ) -> Grammar: ...
     def abort(self, ids: list[int]) -> None: ...
     def stats(self) -> dict[str, int]: ...
     def block_map(self) -> list[list[tuple[int, int, bool]]]: ...
@@ -175,6 +182,9 @@ class Story:
     def cached_tokens(self) -> int: ...
     @property
     def first_difference(self) -> int | None: ...
+
+@final
+class Grammar: ...
 
 @final
 class Tokenizer:

@@ -5,10 +5,16 @@ use std::{collections::HashMap, time::Instant};
 use octavo_backend::{Backend, BackendError, DecoderSpec, StepResult, TokenLogprobs, WeightSource};
 use octavo_sched::{
     AdmissionLimits, BlockState, FinishReason, Micros, Rejected, Request, RequestId, Scheduler, SchedulerStats, SeqId,
-    SeqSpan, Sequence, StepOutput, StepPlan,
+    SeqSpan, Sequence, StepOutput, StepPlan, TokenId,
 };
 
-use crate::{EngineConfig, EngineError, Finish, Output, Story, accept::accept, lower::lower};
+use crate::{
+    EngineConfig, EngineError, Extras, Finish, Output, Pooling, Story,
+    accept::accept,
+    live::{LiveRequest, PromptReport},
+    lower::{Lowered, lower},
+    rules::RequestRules,
+};
 
 /// A model, a scheduler and a clock: everything needed to serve, on the caller's thread.
 pub struct Engine<B: Backend> {
@@ -17,9 +23,11 @@ pub struct Engine<B: Backend> {
     plan: B::Plan,
     num_groups: usize,
     vocab_size: usize,
+    hidden_size: usize,
     seed: u64,
     clock: Instant,
-    stories: HashMap<RequestId, Story>,
+    eos_token_ids: Vec<TokenId>,
+    requests: HashMap<RequestId, LiveRequest>,
     stats: Stats,
 }
 
@@ -34,6 +42,10 @@ pub struct Stats {
     pub generation_tokens: u64,
     /// Time spent in steps.
     pub busy: Micros,
+    /// Draws before which a grammar was asked.
+    pub masks: u64,
+    /// How long that took, in nanoseconds; it is part of `busy`.
+    pub mask_nanos: u64,
     /// Most blocks that were in use after any step.
     pub most_blocks_used: usize,
     /// Token slots allocated, summed over steps; with [`Stats::slot_steps_used`] the mean waste.
@@ -66,15 +78,18 @@ impl<B: Backend> Engine<B> {
             expected: invalid.expected.to_owned(),
         })?;
         let plan = backend.load(spec, weights, &config.step_limits())?;
+        let eos_token_ids = config.eos_token_ids.clone();
         Ok(Engine {
             scheduler: Scheduler::new(scheduler),
             backend,
             plan,
             num_groups: config.num_blocks.len(),
             vocab_size: spec.vocab_size,
+            hidden_size: spec.hidden_size,
             seed: config.seed,
             clock: Instant::now(),
-            stories: HashMap::new(),
+            eos_token_ids,
+            requests: HashMap::new(),
             stats: Stats::default(),
         })
     }
@@ -84,17 +99,34 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// What the scheduler can never run. The caller has checked token ids against the vocabulary.
     pub fn add(&mut self, request: Request) -> Result<(), Rejected> {
+        self.add_with(request, Extras::default())
+    }
+
+    /// Queues a request that asks for more than the scheduler need know of.
+    ///
+    /// # Errors
+    /// As [`Engine::add`].
+    pub fn add_with(&mut self, mut request: Request, extras: Extras) -> Result<(), Rejected> {
+        let Extras { grammar, pooling } = extras;
         let (id, arrival, prompt_tokens) = (request.id, request.arrival, request.prompt.len());
+        let params = &mut request.params;
+        let rules = RequestRules::new(params, grammar, &self.eos_token_ids, self.vocab_size);
+        // The rules let the end token through where the grammar ends, and then it counts.
+        params.ignore_eos &= !rules.as_ref().is_some_and(RequestRules::has_grammar);
+        // What is to be reported has to be computed.
+        params.skip_reading_prefix_cache |= params.prompt_logprobs.is_some() || pooling == Some(Pooling::Mean);
+        let prompt = PromptReport::new(params.prompt_logprobs, pooling);
         self.scheduler.add(request)?;
         self.stats.prompt_tokens += prompt_tokens as u64;
-        self.stories.insert(id, Story { arrival, ..Story::default() });
+        let story = Story { arrival, ..Story::default() };
+        self.requests.insert(id, LiveRequest { story, rules, prompt, ..LiveRequest::default() });
         Ok(())
     }
 
     /// Ends a request and takes its blocks home; an output for each continuation that had not ended.
     pub fn end(&mut self, id: RequestId, reason: FinishReason) -> Vec<Output> {
         let choices = self.scheduler.end(id, reason);
-        let story = self.stories.remove(&id).unwrap_or_default();
+        let story = self.requests.remove(&id).unwrap_or_default().story;
         let last = choices.last().copied();
         let output = |choice| Output { last: Some(choice) == last, ..Output::ended(id, choice, reason, story) };
         choices.into_iter().map(output).collect()
@@ -103,8 +135,13 @@ impl<B: Backend> Engine<B> {
     /// Ends one continuation, in whose text a stop string was found; an output if it had not ended.
     pub fn stop(&mut self, id: RequestId, choice: u32) -> Option<Output> {
         let last = self.scheduler.end_choice(id, choice, FinishReason::Stop)?;
-        let story = if last { self.stories.remove(&id) } else { self.stories.get(&id).copied() };
-        Some(Output { last, ..Output::ended(id, choice, FinishReason::Stop, story.unwrap_or_default()) })
+        let request = self.requests.entry(id).or_default();
+        request.progress.remove(&choice);
+        let story = request.story;
+        if last {
+            self.requests.remove(&id);
+        }
+        Some(Output { last, ..Output::ended(id, choice, FinishReason::Stop, story) })
     }
 
     /// Forgets what the prefix cache holds and gives the number of blocks whose content could have been found.
@@ -123,17 +160,23 @@ impl<B: Backend> Engine<B> {
     /// A failed backend. The engine must not be stepped again.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
         let started = self.now();
+        let late = self.scheduler.expired(started);
+        let mut outputs: Vec<Output> = late.into_iter().flat_map(|id| self.end(id, FinishReason::Deadline)).collect();
         let plan = self.scheduler.schedule(started);
         if plan.spans.is_empty() {
-            return self.nothing_planned();
+            self.check_progress()?;
+            return Ok(outputs);
         }
         self.note(&plan, started);
-        let inputs = lower(&self.scheduler, &plan, self.num_groups);
-        let result = self.backend.run(&mut self.plan, &inputs)?;
-        let outputs = self.scheduler.commit(&plan, &accept(&result.sampled));
+        let lowered = lower(&self.scheduler, &plan, self.num_groups, &mut self.requests);
+        let result = self.backend.run(&mut self.plan, &lowered.inputs)?;
+        let failed = self.gather(&lowered, &result);
+        let committed = self.scheduler.commit(&plan, &accept(&result.sampled));
         let ended = self.now();
-        self.count(ended - started, &outputs);
-        Ok(self.report(outputs, &plan, result, ended))
+        self.count(ended - started, &committed, &lowered);
+        outputs.extend(self.report(committed, &plan, result, ended));
+        outputs.extend(failed.into_iter().flat_map(|id| self.end(id, FinishReason::Error)));
+        Ok(outputs)
     }
 
     /// Whether a step would do anything.
@@ -167,15 +210,31 @@ impl<B: Backend> Engine<B> {
         self.seed
     }
 
-    fn nothing_planned(&self) -> Result<Vec<Output>, EngineError> {
+    /// A step may be empty only if there is nothing to do.
+    fn check_progress(&self) -> Result<(), EngineError> {
         let SchedulerStats { running, waiting, .. } = self.scheduler.stats();
-        if running + waiting == 0 { Ok(Vec::new()) } else { Err(EngineError::Stalled { running, waiting }) }
+        if running + waiting == 0 { Ok(()) } else { Err(EngineError::Stalled { running, waiting }) }
+    }
+
+    /// Keeps what the step says of prompts; gives the requests whose prompts it says nothing sensible of.
+    fn gather(&mut self, lowered: &Lowered, result: &StepResult) -> Vec<RequestId> {
+        for (&id, score) in lowered.scored.iter().zip(&result.scores) {
+            self.requests.entry(id).or_default().prompt.add_score(score.clone());
+        }
+        for (&id, hidden) in lowered.pooled.iter().zip(result.hidden.chunks_exact(self.hidden_size)) {
+            self.requests.entry(id).or_default().prompt.add_hidden(hidden);
+        }
+        let mut reported: Vec<RequestId> = lowered.scored.iter().chain(&lowered.pooled).copied().collect();
+        reported.sort_unstable();
+        reported.dedup();
+        reported.retain(|id| self.requests.get(id).is_some_and(|request| request.prompt.has_failed()));
+        reported
     }
 
     /// Writes into the stories what a plan means to its requests.
     fn note(&mut self, plan: &StepPlan, now: Micros) {
         for admitted in &plan.admitted {
-            let story = self.stories.entry(admitted.request).or_default();
+            let story = &mut self.requests.entry(admitted.request).or_default().story;
             if story.scheduled.is_none() {
                 story.scheduled = Some(now);
                 (story.cached_tokens, story.first_difference) = (admitted.cached_tokens, admitted.first_difference);
@@ -186,20 +245,22 @@ impl<B: Backend> Engine<B> {
         let mut preempted: Vec<_> = plan.preempted.iter().filter_map(|&seq| request(seq)).collect();
         preempted.dedup();
         for request in preempted {
-            self.stories.entry(request).or_default().preemptions += 1;
+            self.requests.entry(request).or_default().story.preemptions += 1;
         }
         for span in &plan.spans {
             let Some(sequence) = self.scheduler.sequence(span.seq) else { continue };
             if span.len > 1 + span.drafts || span.end() <= sequence.prompt_len() {
-                self.stories.entry(sequence.request()).or_default().chunks += 1;
+                self.requests.entry(sequence.request()).or_default().story.chunks += 1;
             }
         }
     }
 
-    fn count(&mut self, duration: Micros, outputs: &[StepOutput]) {
+    fn count(&mut self, duration: Micros, outputs: &[StepOutput], lowered: &Lowered) {
         let scheduler = self.scheduler.stats();
         let stats = &mut self.stats;
         stats.busy += duration;
+        stats.masks += lowered.masks;
+        stats.mask_nanos += lowered.mask_nanos;
         stats.generation_tokens += outputs.iter().map(|output| output.tokens.len() as u64).sum::<u64>();
         stats.most_blocks_used = stats.most_blocks_used.max(scheduler.blocks_total - scheduler.blocks_free);
         stats.slot_steps_allocated += scheduler.slots_allocated as u64;
@@ -220,15 +281,19 @@ impl<B: Backend> Engine<B> {
             sampled.filter_map(|(seq, row)| Some((seq, row.ok()?.logprobs?))).collect();
         let mut report = |output: StepOutput| {
             let StepOutput { request, seq, tokens, finish, stop_token, last, hypothesis: _ } = output;
-            let story = self.stories.entry(request).or_default();
+            let live = self.requests.entry(request).or_default();
             if !tokens.is_empty() {
-                story.first_token.get_or_insert(now);
-                story.last_token = Some(now);
+                live.story.first_token.get_or_insert(now);
+                live.story.last_token = Some(now);
             }
+            let (prompt_logprobs, pooled) = (live.prompt.take_scores(), live.prompt.take_pooled());
+            let story = live.story;
             let finish = finish.map(|reason| Finish { reason, stop_token });
-            let story = *story;
+            if finish.is_some() {
+                live.progress.remove(&seq.choice);
+            }
             if last {
-                self.stories.remove(&request);
+                self.requests.remove(&request);
             }
             let logprobs = logprobs.remove(&seq).into_iter().collect();
             Output {
@@ -237,8 +302,8 @@ impl<B: Backend> Engine<B> {
                 tokens,
                 logprobs,
                 cumulative_logprob: None,
-                prompt_logprobs: Vec::new(),
-                pooled: Vec::new(),
+                prompt_logprobs,
+                pooled,
                 finish,
                 last,
                 story,

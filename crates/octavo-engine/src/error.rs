@@ -34,11 +34,25 @@ pub enum SubmitError {
         /// Number of tokens in the vocabulary.
         vocab_size: usize,
     },
+    /// A token that a parameter names is not in the vocabulary.
+    #[error("prompt {index}: {field} names token id {token}, expected 0 to {}", vocab_size - 1)]
+    ParamTokenOutOfRange {
+        /// The prompt's place in the list.
+        index: usize,
+        /// The parameter.
+        field: &'static str,
+        /// The id.
+        token: TokenId,
+        /// Number of tokens in the vocabulary.
+        vocab_size: usize,
+    },
     /// More log-probabilities are asked for than there are tokens.
-    #[error("prompt {index}: logprobs is {found}, expected at most {vocab_size}, the size of the vocabulary")]
+    #[error("prompt {index}: {field} is {found}, expected at most {vocab_size}, the size of the vocabulary")]
     TooManyLogprobs {
         /// The prompt's place in the list.
         index: usize,
+        /// The parameter.
+        field: &'static str,
         /// What was asked for.
         found: u32,
         /// Number of tokens in the vocabulary.

@@ -11,7 +11,7 @@ use octavo_backend::Backend;
 use octavo_sched::{AdmissionLimits, BlockState, Micros, Request, RequestId, SamplingParams, TokenId};
 
 use crate::{
-    Engine, EngineDead, Grammar, Inbox, Stats, SubmitError,
+    Engine, EngineDead, Extras, Grammar, Inbox, Stats, SubmitError,
     worker::{self, Command, Obituary},
 };
 
@@ -97,16 +97,10 @@ impl EngineHandle {
         self.alive()?;
         let arrival = self.now();
         let first = self.submitted.fetch_add(submissions.len() as u64, Ordering::Relaxed);
-        let requests: Vec<Request> = submissions
-            .into_iter()
-            .zip(first..)
-            .map(|(Submission { prompt, seed, mut params, deadline, .. }, number)| {
-                params.seed = seed.unwrap_or_else(|| derived_seed(self.seed, number));
-                let deadline = deadline.map(|deadline| arrival.saturating_add(deadline));
-                Request { id: RequestId(number), prompt, params, arrival, deadline }
-            })
-            .collect();
-        let accepted = requests.iter().map(|request| Accepted { id: request.id, seed: request.params.seed }).collect();
+        let requests: Vec<(Request, Extras)> =
+            submissions.into_iter().zip(first..).map(|(one, number)| self.request(one, number, arrival)).collect();
+        let accepted =
+            requests.iter().map(|(request, _)| Accepted { id: request.id, seed: request.params.seed }).collect();
         self.send(Command::Add(requests, inbox.address()))?;
         // The thread writes its obituary before it empties the channel for the last time.
         self.alive()?;
@@ -173,6 +167,13 @@ impl EngineHandle {
         self.clock.elapsed().as_micros() as Micros
     }
 
+    fn request(&self, submission: Submission, number: u64, arrival: Micros) -> (Request, Extras) {
+        let Submission { prompt, seed, mut params, grammar, pooling, deadline } = submission;
+        params.seed = seed.unwrap_or_else(|| derived_seed(self.seed, number));
+        let deadline = deadline.map(|deadline| arrival.saturating_add(deadline));
+        (Request { id: RequestId(number), prompt, params, arrival, deadline }, Extras { grammar, pooling })
+    }
+
     fn check(&self, index: usize, submission: &Submission) -> Result<(), SubmitError> {
         let Submission { prompt, params, .. } = submission;
         self.limits.check(prompt.len(), params).map_err(|reason| SubmitError::Rejected { index, reason })?;
@@ -180,12 +181,24 @@ impl EngineHandle {
         if let Some(position) = prompt.iter().position(|&token| token as usize >= vocab_size) {
             return Err(SubmitError::TokenOutOfRange { index, position, token: prompt[position], vocab_size });
         }
-        match params.logprobs {
-            Some(found) if found as usize > vocab_size => {
-                Err(SubmitError::TooManyLogprobs { index, found, vocab_size })
+        for (field, found) in [("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)] {
+            if let Some(found) = found.filter(|&found| found as usize > vocab_size) {
+                return Err(SubmitError::TooManyLogprobs { index, field, found, vocab_size });
             }
-            _ => Ok(()),
         }
+        let bias: Vec<TokenId> = params.logit_bias.iter().map(|&(token, _)| token).collect();
+        let fields = [
+            ("stop_token_ids", params.stop_token_ids.as_slice()),
+            ("logit_bias", &bias),
+            ("allowed_token_ids", params.allowed_token_ids.as_deref().unwrap_or_default()),
+            ("bad_words", &params.bad_words.concat()),
+        ];
+        for (field, tokens) in fields {
+            if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
+                return Err(SubmitError::ParamTokenOutOfRange { index, field, token, vocab_size });
+            }
+        }
+        Ok(())
     }
 
     fn alive(&self) -> Result<(), EngineDead> {

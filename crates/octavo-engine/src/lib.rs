@@ -12,7 +12,9 @@ mod error;
 mod grammar;
 mod handle;
 mod inbox;
+mod live;
 mod lower;
+mod rules;
 mod worker;
 
 pub use config::EngineConfig;
@@ -21,6 +23,7 @@ pub use error::{EngineDead, EngineError, SubmitError};
 pub use grammar::{Grammar, GrammarError, GrammarState};
 pub use handle::{Accepted, EngineHandle, Pooling, Submission};
 pub use inbox::{Event, Finish, Inbox, Output, Story};
+pub use live::Extras;
 pub use octavo_backend::{TokenLogprobs, TokenMask};
 pub use octavo_sched::{
     BeamParams, BlockState, FinishReason, Micros, PrefixCaching, RequestId, SamplingParams, TokenId,

@@ -1,17 +1,42 @@
 //! From the scheduler's plan to the backend's flat arrays.
 
-use octavo_backend::{BlockCopy, GroupInputs, SampleRow, SpanInput, StepInputs};
-use octavo_sched::{Scheduler, Sequence, StepPlan};
+use std::collections::HashMap;
 
-/// Writes out the tokens, block tables and sampled rows of `plan`.
+use octavo_backend::{BlockCopy, GroupInputs, LogitRules, SampleRow, ScoreRow, SpanInput, StepInputs, TokenMask};
+use octavo_sched::{RequestId, Scheduler, SeqSpan, Sequence, StepPlan};
+
+use crate::live::LiveRequest;
+
+/// A step as the backend takes it.
+#[derive(Default)]
+pub(crate) struct Lowered {
+    pub inputs: StepInputs,
+    /// The request of each of [`StepInputs::scores`].
+    pub scored: Vec<RequestId>,
+    /// The request of each of [`StepInputs::hidden`].
+    pub pooled: Vec<RequestId>,
+    /// Draws before which a grammar was asked.
+    pub masks: u64,
+    /// How long that took, in nanoseconds.
+    pub mask_nanos: u64,
+}
+
+/// Writes out the tokens, block tables and wanted rows of `plan`.
 ///
 /// Invariant: every span of the plan belongs to a sequence that the scheduler still holds; the plan was made by the
 /// same scheduler and nothing was aborted since.
-pub(crate) fn lower(scheduler: &Scheduler, plan: &StepPlan, num_groups: usize) -> StepInputs {
+pub(crate) fn lower(
+    scheduler: &Scheduler,
+    plan: &StepPlan,
+    num_groups: usize,
+    requests: &mut HashMap<RequestId, LiveRequest>,
+) -> Lowered {
+    let mut lowered = Lowered::default();
     let empty = GroupInputs { table_starts: vec![0], ..GroupInputs::default() };
-    let mut inputs = StepInputs { groups: vec![empty; num_groups], ..StepInputs::default() };
+    lowered.inputs.groups = vec![empty; num_groups];
     for span in &plan.spans {
         let Some(sequence) = scheduler.sequence(span.seq) else { continue };
+        let inputs = &mut lowered.inputs;
         let first_row = inputs.tokens.len();
         inputs.spans.push(SpanInput { first_row, len: span.len, start: span.start });
         inputs.tokens.extend(&sequence.tokens()[span.start..span.end()]);
@@ -19,22 +44,76 @@ pub(crate) fn lower(scheduler: &Scheduler, plan: &StepPlan, num_groups: usize) -
             group.tables.extend(table.blocks());
             group.table_starts.push(group.tables.len());
         }
-        let (row, choice) = (inputs.tokens.len() - 1, sequence.id().choice);
-        let choices = (choice..).take(span.samples);
-        inputs.samples.extend(choices.map(|choice| sample_row(sequence, row, span.end(), choice)));
+        let request = requests.entry(sequence.request()).or_default();
+        lowered.report_prompt(span, sequence, request);
+        lowered.sample(span, sequence, request);
     }
     for copy in &plan.copies {
-        inputs.groups[copy.group].copies.push(BlockCopy { from: copy.from, to: copy.to });
+        lowered.inputs.groups[copy.group].copies.push(BlockCopy { from: copy.from, to: copy.to });
     }
-    inputs
+    lowered
 }
 
-/// The draw of the token at `position` of one choice, from the logits of `row`.
-fn sample_row(sequence: &Sequence, row: usize, position: usize, choice: u32) -> SampleRow {
+impl Lowered {
+    /// The rows of a prompt whose log-probabilities or hidden states are wanted.
+    fn report_prompt(&mut self, span: &SeqSpan, sequence: &Sequence, request: &LiveRequest) {
+        let first_row = self.inputs.tokens.len() - span.len;
+        let report = &request.prompt;
+        for position in span.start..span.end().min(sequence.prompt_len()) {
+            let row = first_row + position - span.start;
+            let next = position + 1;
+            if let Some(top) = report.wants_score(next).filter(|_| next < sequence.prompt_len()) {
+                self.inputs.scores.push(ScoreRow { row, token: sequence.tokens()[next], top });
+                self.scored.push(sequence.request());
+            }
+            if report.wants_hidden(position, sequence.prompt_len()) {
+                self.inputs.hidden.push(row);
+                self.pooled.push(sequence.request());
+            }
+        }
+    }
+
+    /// The draws that follow a span; those of several continuations are from the same row, by the same rules.
+    fn sample(&mut self, span: &SeqSpan, sequence: &Sequence, request: &mut LiveRequest) {
+        if span.samples == 0 {
+            return;
+        }
+        let first = sequence.id().choice;
+        let rules = self.rules(sequence, request).map(Box::new);
+        let row = self.inputs.tokens.len() - 1;
+        let choices = (first..).take(span.samples);
+        let samples = choices.map(|choice| SampleRow { rules: rules.clone(), ..sample_row(sequence, row, choice) });
+        self.inputs.samples.extend(samples);
+    }
+
+    fn rules(&mut self, sequence: &Sequence, request: &mut LiveRequest) -> Option<LogitRules> {
+        let rules = request.rules.as_ref()?;
+        let progress = request.progress.entry(sequence.id().choice).or_default();
+        let started = rules.has_grammar().then(std::time::Instant::now);
+        let next = rules.next(sequence, progress);
+        if let Some(started) = started {
+            self.masks += 1;
+            self.mask_nanos += started.elapsed().as_nanos() as u64;
+        }
+        Some(next.unwrap_or_else(|error| {
+            log::warn!("request {}: {error}", sequence.request().0);
+            // The draw fails, and with it this continuation alone.
+            LogitRules { allowed: Some(TokenMask::none(rules.vocab_size()).into()), ..LogitRules::default() }
+        }))
+    }
+}
+
+/// The draw of the token after a sequence, for one choice, from the logits of `row`.
+fn sample_row(sequence: &Sequence, row: usize, choice: u32) -> SampleRow {
     let params = sequence.params();
+    let position = sequence.tokens().len() as u32;
+    if let Some(beam) = params.beam {
+        // The search takes its candidates from what is reported.
+        return SampleRow { choice, logprobs: Some(beam.width.saturating_mul(2)), ..SampleRow::greedy(row, position) };
+    }
     SampleRow {
         row,
-        position: position as u32,
+        position,
         choice,
         seed: params.seed,
         temperature: params.temperature,

@@ -10,13 +10,13 @@ use octavo_backend::Backend;
 use octavo_sched::{BlockState, FinishReason, Request, RequestId};
 
 use crate::{
-    Engine, EngineError, Event, Output, Stats,
+    Engine, EngineError, Event, Extras, Output, Stats,
     inbox::{Address, AddressId},
 };
 
 /// What a handle asks of the thread.
 pub(crate) enum Command {
-    Add(Vec<Request>, Address),
+    Add(Vec<(Request, Extras)>, Address),
     Abort(Vec<RequestId>),
     Stop(RequestId, u32),
     Stats(Sender<Stats>),
@@ -92,7 +92,9 @@ impl<B: Backend> Worker<B> {
 
     fn obey(&mut self, command: Command) -> std::ops::ControlFlow<()> {
         match command {
-            Command::Add(requests, address) => requests.into_iter().for_each(|request| self.add(request, &address)),
+            Command::Add(requests, address) => {
+                requests.into_iter().for_each(|(request, extras)| self.add(request, extras, &address))
+            }
             Command::Abort(ids) => self.abort(&ids),
             Command::Stop(id, choice) => {
                 let output = self.engine.stop(id, choice);
@@ -108,9 +110,9 @@ impl<B: Backend> Worker<B> {
         std::ops::ControlFlow::Continue(())
     }
 
-    fn add(&mut self, request: Request, address: &Address) {
+    fn add(&mut self, request: Request, extras: Extras, address: &Address) {
         let id = request.id;
-        match self.engine.add(request) {
+        match self.engine.add_with(request, extras) {
             Ok(()) => {
                 self.addresses.insert(id, address.clone());
             }

@@ -107,18 +107,24 @@ impl Device {
         }
     }
 
-    /// Loads the model and puts its engine on a thread.
+    /// Loads the model and puts its engine on a thread. Of its vocabulary, the first `num_tokens` can be drawn.
     ///
     /// # Errors
     /// Whatever keeps the model from running.
-    pub fn start(self, path: &Path, checkpoint: &mut Checkpoint, options: &Options) -> Result<Started, StartError> {
+    pub fn start(
+        self,
+        path: &Path,
+        checkpoint: &mut Checkpoint,
+        num_tokens: Option<usize>,
+        options: &Options,
+    ) -> Result<Started, StartError> {
         match self {
             Device::Cpu => {
                 let backend = cpu(path, options)?;
                 let threads = backend.threads();
-                start(backend, threads, path, checkpoint, options)
+                start(Placed { backend, threads, path, num_tokens }, checkpoint, options)
             }
-            Device::Reference => start(Reference::exact(), 1, path, checkpoint, options),
+            Device::Reference => start(Placed { backend: Reference::exact(), threads: 1, path, num_tokens }, checkpoint, options),
         }
     }
 
@@ -156,15 +162,24 @@ fn plan<B: Backend>(backend: &B, checkpoint: &Checkpoint, options: &Options) -> 
     memory_plan(backend, checkpoint.config(), checkpoint.weight_bytes(), &request)
 }
 
-fn start<B: Backend>(
+/// A backend, and the model that it is to run.
+struct Placed<'a, B> {
     backend: B,
     threads: usize,
-    path: &Path,
+    path: &'a Path,
+    num_tokens: Option<usize>,
+}
+
+fn start<B: Backend>(
+    placed: Placed<'_, B>,
     checkpoint: &mut Checkpoint,
     options: &Options,
 ) -> Result<Started, StartError> {
+    let Placed { backend, threads, path, num_tokens } = placed;
     let memory = plan(&backend, checkpoint, options)?;
-    let model = checkpoint.config().clone();
+    let mut model = checkpoint.config().clone();
+    let head = &mut model.spec.head;
+    head.num_tokens = num_tokens.unwrap_or(head.num_tokens).clamp(1, head.num_tokens);
     let cost = TokenCost::of(checkpoint).map_err(|reason| refused(path, reason))?;
     let config = EngineConfig {
         block_size: options.block_size,

@@ -11,7 +11,8 @@ use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     device::{Device, Options, Started, TokenCost},
-    errors::{self, LoadError},
+    errors::{self, InvalidRequest, LoadError},
+    grammar_class::GrammarClass,
     inbox::{InboxClass, Reader},
     tokenizer::{ControlTokensIn, Tokenizer},
     tokenizer_class::TokenizerClass,
@@ -62,6 +63,8 @@ struct RequestParams {
     pooling: Option<String>,
     /// Milliseconds.
     deadline_ms: Option<f64>,
+    #[pyo3(default)]
+    grammar: Option<GrammarClass>,
     detokenize: bool,
     skip_special_tokens: bool,
     cache_salt: Option<String>,
@@ -125,6 +128,11 @@ impl Core {
         })
     }
 
+    /// What outputs have to follow, compiled for this model's vocabulary. `kind` is a field of `StructuredOutputsParams`.
+    fn compile_grammar(&self, kind: String, source: String) -> PyResult<GrammarClass> {
+        Err(InvalidRequest::new_err(format!("structured_outputs.{kind}: not available yet, found {source:?}")))
+    }
+
     /// End requests; each still answers with a last output.
     fn abort(&self, py: Python<'_>, ids: Vec<u64>) {
         let ids: Vec<RequestId> = ids.into_iter().map(RequestId).collect();
@@ -163,6 +171,8 @@ impl Core {
             ("prefix_hits", scheduler.prefix_hits),
             ("queue_time", scheduler.queue_time),
             ("busy_time", stats.busy),
+            ("masks", stats.masks),
+            ("mask_nanos", stats.mask_nanos),
             ("finished_stop", scheduler.finished.stop),
             ("finished_length", scheduler.finished.length),
             ("finished_abort", scheduler.finished.abort),
@@ -335,7 +345,8 @@ fn submission(prompt: Vec<u32>, params: RequestParams) -> Submission {
     };
     let pooling = params.pooling.map(|name| if name == "mean" { Pooling::Mean } else { Pooling::Last });
     let deadline = params.deadline_ms.map(|milliseconds| (milliseconds * 1e3) as Micros);
-    Submission { prompt, seed: params.seed, params: sampling, grammar: None, pooling, deadline }
+    let grammar = params.grammar.map(|grammar| grammar.inner);
+    Submission { prompt, seed: params.seed, params: sampling, grammar, pooling, deadline }
 }
 
 /// The double that reads like the single: 0.7 stays 0.7.
@@ -365,7 +376,8 @@ impl Loaded {
             (None, TokenizerSource::Vocabulary(vocabulary)) => Some(Tokenizer::from_vocabulary(vocabulary)?),
             (None, TokenizerSource::Missing) => None,
         };
-        let started = device.start(path, &mut checkpoint, options)?;
+        let num_tokens = tokenizer.as_ref().map(Tokenizer::id_bound);
+        let started = device.start(path, &mut checkpoint, num_tokens, options)?;
         Ok(Loaded {
             config: checkpoint.config().clone(),
             chat_template: checkpoint.chat_template().map(str::to_owned),

@@ -9,6 +9,7 @@
 //! | `host` | the machine and its limits |
 //! | `inbox` | what requests gained, as text |
 //! | `tokenizer_class` | the tokenizer as Python sees it |
+//! | `grammar_class` | a compiled grammar as Python sees it |
 //! | `errors` | the one table from Rust errors to Python exceptions |
 //!
 //! Invariant: whatever waits or computes releases the GIL, and the engine's thread never takes it.
@@ -16,6 +17,7 @@
 mod device;
 mod engine;
 mod errors;
+mod grammar_class;
 mod host;
 mod inbox;
 mod text;
@@ -30,6 +32,7 @@ mod _octavo {
     #[pymodule_export]
     use super::{
         engine::Core,
+        grammar_class::GrammarClass,
         host::{host_facts, measure_dot_peak, measure_read_bandwidth, memory_plan},
         inbox::{Delta, InboxClass, StoryClass},
         tokenizer_class::TokenizerClass,

@@ -202,6 +202,11 @@ impl Tokenizer {
         self.encoder.get_vocab_size(true)
     }
 
+    /// Every id of a token is below this; the model's vocabulary may go on with padding.
+    pub fn id_bound(&self) -> usize {
+        self.encoder.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+    }
+
     /// Splits `text` at whole control tokens and encodes what lies between them as ordinary text.
     fn encode_split(&self, text: &str, marker: Option<char>, tokens: &mut Vec<Token>) -> Result<(), TokenizerError> {
         let mut start = 0;

@@ -1,0 +1,174 @@
+//! What a request's parameters do to the logits of its next token.
+//!
+//! Invariant: the rules of a draw follow from the request and from the tokens before it, and from nothing else. A
+//! [`Progress`] only remembers how far it has read a sequence; read anew from the first token it gives the same, so it
+//! may be dropped at any time, and a continuation that parts from another begins without one.
+
+use std::{collections::HashMap, sync::Arc};
+
+use octavo_backend::{LogitRules, Penalties, SeenToken, TokenMask};
+use octavo_sched::{SamplingParams, Sequence, TokenId};
+
+use crate::{Grammar, GrammarError, GrammarState};
+
+/// The part of a request's rules that is the same for each of its draws.
+pub(crate) struct RequestRules {
+    vocab_size: usize,
+    bias: Arc<[(TokenId, f32)]>,
+    allowed: Option<Arc<TokenMask>>,
+    grammar: Option<Arc<dyn Grammar>>,
+    /// The model's end-of-sequence tokens.
+    eos_token_ids: Vec<TokenId>,
+    /// What is not drawn while the output is too short: end tokens, and the caller's stop tokens.
+    ends: Vec<TokenId>,
+    /// The end token is for a grammar that can only end.
+    avoids_end: bool,
+}
+
+/// How far a sequence has been read.
+#[derive(Default)]
+pub(crate) struct Progress {
+    tokens: usize,
+    seen: Arc<Vec<SeenToken>>,
+    /// Where a token is in `seen`.
+    places: HashMap<TokenId, usize>,
+    grammar: Option<Box<dyn GrammarState>>,
+}
+
+impl RequestRules {
+    /// Rules of a request; `None` if they never change a logit.
+    pub(crate) fn new(
+        params: &SamplingParams,
+        grammar: Option<Arc<dyn Grammar>>,
+        eos_token_ids: &[TokenId],
+        vocab_size: usize,
+    ) -> Option<RequestRules> {
+        let is_plain = params.min_tokens == 0
+            && params.logit_bias.is_empty()
+            && params.allowed_token_ids.is_none()
+            && params.bad_words.is_empty()
+            && !has_penalties(params)
+            && grammar.is_none();
+        if is_plain || params.beam.is_some() {
+            return None;
+        }
+        let known = |tokens: &[TokenId]| -> Vec<TokenId> {
+            tokens.iter().copied().filter(|&token| (token as usize) < vocab_size).collect()
+        };
+        let mut bias = params.logit_bias.clone();
+        bias.sort_by_key(|&(token, _)| token);
+        let eos_token_ids = known(eos_token_ids);
+        let mut ends = known(&params.stop_token_ids);
+        if !params.ignore_eos {
+            ends.extend(&eos_token_ids);
+        }
+        Some(RequestRules {
+            vocab_size,
+            bias: bias.into(),
+            allowed: params.allowed_token_ids.as_ref().map(|tokens| Arc::new(mask_of(tokens, vocab_size))),
+            avoids_end: params.ignore_eos && grammar.is_some(),
+            grammar,
+            eos_token_ids,
+            ends,
+        })
+    }
+
+    /// Whether a grammar is asked before each draw.
+    pub(crate) fn has_grammar(&self) -> bool {
+        self.grammar.is_some()
+    }
+
+    /// Tokens that a mask speaks of.
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The rules of the token that follows a sequence.
+    ///
+    /// # Errors
+    /// A grammar that cannot go on.
+    pub(crate) fn next(&self, sequence: &Sequence, progress: &mut Progress) -> Result<LogitRules, GrammarError> {
+        let (params, prompt_len) = (sequence.params(), sequence.prompt_len());
+        progress.read(sequence, self.grammar.as_deref())?;
+        let output = &sequence.tokens()[prompt_len..];
+        let is_short = output.len() < params.min_tokens;
+        let allowed = match &mut progress.grammar {
+            Some(grammar) => Some(Arc::new(self.allowed_by(grammar.as_mut(), is_short)?)),
+            None => self.allowed.clone(),
+        };
+        // Where a grammar has come to its end, its end token is all there is.
+        let mut banned = if is_short && self.grammar.is_none() { self.ends.clone() } else { Vec::new() };
+        for word in &params.bad_words {
+            if let Some((last, before)) = word.split_last()
+                && output.ends_with(before)
+            {
+                banned.push(*last);
+            }
+        }
+        let penalties = has_penalties(params).then(|| Penalties {
+            repetition: params.repetition_penalty,
+            frequency: params.frequency_penalty,
+            presence: params.presence_penalty,
+            seen: Arc::clone(&progress.seen),
+        });
+        Ok(LogitRules { bias: Arc::clone(&self.bias), allowed, banned, penalties })
+    }
+
+    /// What a grammar allows, and the end tokens where it may end: too early only if nothing else is possible.
+    fn allowed_by(&self, grammar: &mut dyn GrammarState, is_short: bool) -> Result<TokenMask, GrammarError> {
+        let mut mask = TokenMask::none(self.vocab_size);
+        grammar.allowed(&mut mask)?;
+        let may_end = grammar.may_end()?;
+        if let Some(allowed) = &self.allowed {
+            mask.intersect(allowed);
+        }
+        if is_short {
+            self.ends.iter().for_each(|&token| mask.remove(token));
+        }
+        if may_end && (mask.is_empty() || !(is_short || self.avoids_end)) {
+            self.eos_token_ids.iter().for_each(|&token| mask.insert(token));
+        }
+        Ok(mask)
+    }
+}
+
+impl Progress {
+    /// Reads the tokens that were added since.
+    fn read(&mut self, sequence: &Sequence, grammar: Option<&dyn Grammar>) -> Result<(), GrammarError> {
+        if self.grammar.is_none() {
+            self.grammar = grammar.map(Grammar::start);
+        }
+        let counts = has_penalties(sequence.params());
+        for (position, &token) in sequence.tokens().iter().enumerate().skip(self.tokens) {
+            let is_output = position >= sequence.prompt_len();
+            if counts {
+                self.count(token, u32::from(is_output));
+            }
+            if let Some(grammar) = self.grammar.as_mut().filter(|_| is_output) {
+                grammar.advance(token)?;
+            }
+        }
+        self.tokens = sequence.tokens().len();
+        Ok(())
+    }
+
+    fn count(&mut self, token: TokenId, in_output: u32) {
+        // Nobody else holds it between two steps, so nothing is copied.
+        let seen = Arc::make_mut(&mut self.seen);
+        let place = *self.places.entry(token).or_insert(seen.len());
+        if place == seen.len() {
+            seen.push(SeenToken { token, in_output: 0 });
+        }
+        seen[place].in_output += in_output;
+    }
+}
+
+fn has_penalties(params: &SamplingParams) -> bool {
+    params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0
+}
+
+fn mask_of(tokens: &[TokenId], vocab_size: usize) -> TokenMask {
+    let mut mask = TokenMask::none(vocab_size);
+    tokens.iter().for_each(|&token| mask.insert(token));
+    mask
+}
