@@ -1,4 +1,4 @@
-"""`octavo bench latency MODEL`."""
+"""`octavo bench latency MODEL` and `octavo bench sampling`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import argparse
 
     from octavo.bench.latency import Latency
+    from octavo.bench.sampling import Agreement
+
+_MOST_DRAWS = 10_000_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +29,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     latency.add_argument("--output-json", metavar="FILE", help="also write the figures to FILE")
     add_engine_options(latency)
     latency.set_defaults(run=run_latency)
+    summary = "whether draws follow the distribution that the sampling parameters describe"
+    sampling = benches.add_parser("sampling", help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+    sampling.add_argument(
+        "--draws", type=int, default=200_000, metavar="N", help="draws for each distribution (default: 200000)"
+    )
+    sampling.set_defaults(run=run_sampling)
 
 
 def run_latency(arguments: argparse.Namespace) -> int:
@@ -45,6 +54,30 @@ def run_latency(arguments: argparse.Namespace) -> int:
         if file is not None:
             file.write(json.dumps(latency.as_dict(), indent=1) + "\n")
     return 0
+
+
+def run_sampling(arguments: argparse.Namespace) -> int:
+    """Compare draws with distributions; fail if one of them does not fit."""
+    if not 1000 <= arguments.draws <= _MOST_DRAWS:
+        raise UsageError(f"argument --draws: found {arguments.draws}, expected 1000 to {_MOST_DRAWS}")
+    from octavo.bench.sampling import LEAST_P, measure
+
+    print("vocabulary  parameters                                            kept  chi-square / freedom  p-value")
+    found = measure(draws=arguments.draws, report=lambda agreement: print(_line(agreement), flush=True))
+    broken = sum(not agreement.holds for agreement in found)
+    print(
+        f"{len(found) - broken} of {len(found)} distributions fit: p above {LEAST_P}, no token that was filtered out, "
+        "the same tokens again"
+    )
+    return 1 if broken else 0
+
+
+def _line(agreement: Agreement) -> str:
+    verdict = "" if agreement.holds else "  does not fit"
+    return (
+        f"{agreement.vocab_size:10}  {agreement.filters}  {agreement.tokens_kept:4}  "
+        f"{agreement.chi_square:10.1f} / {agreement.degrees_of_freedom:<7}  {agreement.p_value:7.4f}{verdict}"
+    )
 
 
 def _table(latency: Latency) -> list[str]:
