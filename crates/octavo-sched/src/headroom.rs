@@ -51,7 +51,8 @@ mod tests {
     use crate::request::{Request, RequestId, SamplingParams, SeqId};
 
     fn sequence(final_len: usize) -> Sequence {
-        let request = Request { id: RequestId(0), prompt: vec![1], params: SamplingParams::default(), arrival: 0 };
+        let params = SamplingParams::default();
+        let request = Request { id: RequestId(0), prompt: vec![1], params, arrival: 0, deadline: None };
         Sequence::new(SeqId { arrival: 0, choice: 0 }, request, final_len, SequenceBlocks::default())
     }
 

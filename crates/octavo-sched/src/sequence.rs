@@ -17,7 +17,6 @@ pub struct Sequence {
     request: RequestId,
     params: Arc<SamplingParams>,
     arrival: Micros,
-    deadline: Option<Micros>,
     tokens: Vec<TokenId>,
     prompt_len: usize,
     final_len: usize,
@@ -39,7 +38,6 @@ impl Sequence {
             unborn: request.params.n as usize - 1,
             params: Arc::new(request.params),
             arrival: request.arrival,
-            deadline: request.deadline,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             final_len,
@@ -68,11 +66,6 @@ impl Sequence {
     /// When the request was handed in.
     pub fn arrival(&self) -> Micros {
         self.arrival
-    }
-
-    /// When it ends at the latest.
-    pub fn deadline(&self) -> Option<Micros> {
-        self.deadline
     }
 
     /// Prompt and output so far.

@@ -177,7 +177,8 @@ fn the_end_of_sequence_ends_a_request_and_names_the_token() {
     let seq = scheduler.add(request(7, 1, 4)).unwrap();
     let plan = scheduler.schedule(0);
     let (finish, stop_token) = (Some(FinishReason::Stop), Some(EOS));
-    let expected = StepOutput { request: RequestId(7), seq, tokens: vec![EOS], finish, stop_token, last: true };
+    let (request, tokens, last, hypothesis) = (RequestId(7), vec![EOS], true, None);
+    let expected = StepOutput { request, seq, tokens, finish, stop_token, last, hypothesis };
     assert_eq!(commit(&mut scheduler, &plan, EOS), [expected]);
     assert_eq!((scheduler.has_work(), scheduler.stats().blocks_free), (false, 4));
 }

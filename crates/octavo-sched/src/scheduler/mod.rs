@@ -1,10 +1,11 @@
 //! Iteration-level scheduling: after every step the batch is put together anew (Orca: Yu et al., OSDI'22).
 
 mod admission;
+mod ending;
 mod preemption;
 mod snapshot;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::cache::KvCache;
 use crate::config::{AdmissionLimits, SchedulerConfig};
@@ -34,6 +35,8 @@ pub struct Scheduler {
     expected: ExpectedOutput,
     /// Every request that has not ended.
     requests: HashMap<RequestId, Place>,
+    /// Of those that have one; with the arrival, by which equal ones are told apart.
+    deadlines: BTreeSet<(Micros, u64, RequestId)>,
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
     next_arrival: u64,
@@ -52,6 +55,7 @@ struct Place {
     arrival: u64,
     /// The choice of the next one that a fork makes.
     next_choice: u32,
+    deadline: Option<Micros>,
 }
 
 /// A plan in the making: what is left of the budget, and whose the copies are.
@@ -75,6 +79,7 @@ impl Scheduler {
             cache: KvCache::new(&config),
             expected: ExpectedOutput::new(),
             requests: HashMap::new(),
+            deadlines: BTreeSet::new(),
             running: Vec::with_capacity(config.max_num_seqs.min(1024)),
             waiting: VecDeque::new(),
             next_arrival: 0,
@@ -110,57 +115,11 @@ impl Scheduler {
         let id = SeqId { arrival: self.next_arrival, choice: 0 };
         self.next_arrival += 1;
         let final_len = self.limits.final_len(request.prompt.len(), &request.params);
-        self.requests.insert(request.id, Place { arrival: id.arrival, next_choice: request.params.n });
+        let place = Place { arrival: id.arrival, next_choice: request.params.n, deadline: request.deadline };
+        self.deadlines.extend(place.deadline.map(|deadline| (deadline, id.arrival, request.id)));
+        self.requests.insert(request.id, place);
         self.waiting.push_back(Sequence::new(id, request, final_len, self.cache.no_blocks()));
         Ok(id)
-    }
-
-    /// Ends a request and sends its blocks home at once. Gives the choices of it that had not ended, those included
-    /// that were still to part from the first; none if the request has ended already, or never was.
-    ///
-    /// It may come between `schedule` and `commit`. There is no output for the request after it.
-    pub fn end(&mut self, id: RequestId, reason: FinishReason) -> Vec<u32> {
-        let Some(&Place { arrival, .. }) = self.requests.get(&id) else { return vec![] };
-        let mut choices = vec![];
-        for mut sequence in self.take_out(arrival) {
-            choices.push(sequence.id().choice);
-            choices.extend((1..).take(sequence.unborn));
-            self.finish(&mut sequence, reason);
-        }
-        self.requests.remove(&id);
-        choices
-    }
-
-    /// Ends one continuation of a request, as [`end`](Self::end) does all: a stop string was found in its text. Gives
-    /// whether the request has ended with it; `None`, and no change, if the continuation is not there or has no token.
-    pub fn end_choice(&mut self, id: RequestId, choice: u32, reason: FinishReason) -> Option<bool> {
-        let seq = SeqId { arrival: self.requests.get(&id)?.arrival, choice };
-        self.sequence(seq).filter(|sequence| sequence.output_len() > 0)?;
-        let (mut ended, next) = if let Ok(index) = self.running.binary_search_by_key(&seq, Sequence::id) {
-            (self.running.remove(index), self.running.get_mut(index))
-        } else {
-            let index = self.waiting.binary_search_by_key(&seq, Sequence::id).ok()?;
-            (self.waiting.remove(index)?, self.waiting.get_mut(index))
-        };
-        if let Some(next) = next.filter(|next| next.id().arrival == seq.arrival && !ended.follows) {
-            // Whoever waited for it computes what they share instead.
-            next.follows = false;
-        }
-        self.finish(&mut ended, reason);
-        let is_last = self.first_of(seq.arrival).is_none();
-        if is_last {
-            self.requests.remove(&id);
-        }
-        Some(is_last)
-    }
-
-    /// The requests whose deadline has passed, in order of arrival.
-    pub fn expired(&self, now: Micros) -> Vec<RequestId> {
-        let is_late = |sequence: &&Sequence| sequence.deadline().is_some_and(|deadline| deadline <= now);
-        let mut late: Vec<_> = self.running.iter().chain(&self.waiting).filter(is_late).collect();
-        late.sort_unstable_by_key(|sequence| sequence.id());
-        late.dedup_by_key(|sequence| sequence.id().arrival);
-        late.into_iter().map(Sequence::request).collect()
     }
 
     /// Parts a running sequence in two: the new one has the same tokens and shares all blocks, until either writes.
@@ -342,55 +301,17 @@ impl Scheduler {
         start..start + len
     }
 
-    /// The first of a request's sequences.
-    fn first_of(&self, arrival: u64) -> Option<&Sequence> {
-        let is_its = |first: &&Sequence| first.id().arrival == arrival;
+    /// The places in `waiting` of a request's sequences.
+    fn waiting_of(&self, arrival: u64) -> std::ops::Range<usize> {
         let start = self.waiting.partition_point(|sequence| sequence.id().arrival < arrival);
-        let running = self.running.get(self.running_of(arrival).start).filter(is_its);
-        running.or_else(|| self.waiting.get(start).filter(is_its))
+        let len = self.waiting.range(start..).take_while(|sequence| sequence.id().arrival == arrival).count();
+        start..start + len
     }
 
     /// Takes a request's sequences out of their queue.
     fn take_out(&mut self, arrival: u64) -> Vec<Sequence> {
-        let running = self.running_of(arrival);
-        if !running.is_empty() {
-            return self.running.drain(running).collect();
-        }
-        let start = self.waiting.partition_point(|sequence| sequence.id().arrival < arrival);
-        let len = self.waiting.range(start..).take_while(|sequence| sequence.id().arrival == arrival).count();
-        self.waiting.drain(start..start + len).collect()
-    }
-
-    /// Sends the blocks of finished sequences home, and marks the output with which a request has ended.
-    fn end_finished(&mut self, outputs: &mut [StepOutput]) {
-        let mut finished = outputs.iter().filter_map(|output| Some((output.seq, output.finish?))).peekable();
-        if finished.peek().is_none() {
-            return;
-        }
-        let mut running = std::mem::take(&mut self.running);
-        running.retain_mut(|sequence| match finished.next_if(|(id, _)| *id == sequence.id()) {
-            Some((_, reason)) => {
-                self.finish(sequence, reason);
-                false
-            }
-            None => true,
-        });
-        self.running = running;
-        for output in outputs.iter_mut().rev().filter(|output| output.finish.is_some()) {
-            if self.running_of(output.seq.arrival).is_empty() {
-                // Of several, the one that comes last is seen first.
-                output.last = self.requests.remove(&output.request).is_some();
-            }
-        }
-    }
-
-    /// Counts the end of a sequence that is in no queue any more, and sends its blocks home.
-    fn finish(&mut self, sequence: &mut Sequence, reason: FinishReason) {
-        sequence.release(&mut self.cache);
-        if sequence.output_len() > 0 {
-            self.expected.ended();
-        }
-        self.totals.finished.count(reason, 1 + sequence.unborn);
+        let (running, waiting) = (self.running_of(arrival), self.waiting_of(arrival));
+        self.running.drain(running).chain(self.waiting.drain(waiting)).collect()
     }
 }
 

@@ -77,10 +77,11 @@ impl Live {
         (choice..).take(num_samples).map(move |choice| model::sample(seed, choice, position))
     }
 
-    /// Takes a span as computed, appends what was drawn after it, and gives the outputs to expect for it.
+    /// Takes a span as computed, appends what was drawn after it, and gives the outputs to expect for it: none if its
+    /// sequence has ended since.
     pub fn take(&mut self, span: &SeqSpan, runs: &[StepRun], histories: &mut Histories) -> Vec<StepOutput> {
         let seq = span.seq;
-        let continuation = self.continuations.get_mut(&seq.choice).expect("it has not ended");
+        let Some(continuation) = self.continuations.get_mut(&seq.choice) else { return vec![] };
         continuation.computed = span.end();
         if runs.is_empty() {
             return vec![];
@@ -96,7 +97,7 @@ impl Live {
     fn take_one(&mut self, seq: SeqId, run: &StepRun, histories: &mut Histories) -> StepOutput {
         let continuation = self.continuations.get_mut(&seq.choice).expect("its sample was drawn");
         let (tokens, finish) = match run {
-            StepRun::Failed => (vec![], Some(FinishReason::Error)),
+            StepRun::Failed | StepRun::Candidates(_) => (vec![], Some(FinishReason::Error)),
             StepRun::Tokens(tokens) => {
                 for &token in tokens {
                     let before = *continuation.histories.last().expect("a prompt has a token");
@@ -107,6 +108,6 @@ impl Live {
             }
         };
         let stop_token = tokens.last().copied().filter(|_| finish == Some(FinishReason::Stop));
-        StepOutput { request: self.request.id, seq, tokens, finish, stop_token, last: false }
+        StepOutput { request: self.request.id, seq, tokens, finish, stop_token, last: false, hypothesis: None }
     }
 }

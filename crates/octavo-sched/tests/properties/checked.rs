@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 
 use octavo_sched::{
-    PrefixCaching, Rejected, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig, SchedulerStats, SeqId,
-    SeqSpan, Sequence, StepOutput, StepPlan, StepRun,
+    FinishReason, PrefixCaching, Rejected, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
+    SchedulerStats, SeqId, SeqSpan, Sequence, StepOutput, StepPlan, StepRun,
 };
 
 use crate::account::Live;
@@ -56,12 +56,16 @@ pub struct Visits {
     pub joins: u64,
     /// Blocks that a reset forgot.
     pub forgotten: u64,
+    /// Continuations that ended alone, before they were done.
+    pub ended_choices: u64,
+    pub expired: u64,
 }
 
 impl Visits {
-    pub fn all(&self) -> [u64; 8] {
-        let Self { preempted, preempted_families, hits, resumed_hits, copies, forks, joins, forgotten } = *self;
-        [preempted, preempted_families, hits, resumed_hits, copies, forks, joins, forgotten]
+    pub fn all(&self) -> [u64; 10] {
+        let Self { preempted, preempted_families, hits, resumed_hits, copies, forks, joins, forgotten, .. } = *self;
+        let Self { ended_choices, expired, .. } = *self;
+        [preempted, preempted_families, hits, resumed_hits, copies, forks, joins, forgotten, ended_choices, expired]
     }
 }
 
@@ -110,6 +114,8 @@ impl Checked {
             Operation::StepFailing(index) => self.step(Some(*index), None),
             Operation::StepAround(between) => self.step(None, Some(between)),
             Operation::Abort(index) => self.abort(*index),
+            Operation::EndChoice(index) => self.end_choice(*index),
+            Operation::Expire => self.expire(),
             Operation::Fork(index) => self.fork(*index),
             Operation::ResetPrefixCache => self.reset(),
         }
@@ -174,11 +180,67 @@ impl Checked {
             assert_eq!(self.both(|scheduler| scheduler.end(RequestId(0), FinishReason::Abort)), [0_u32; 0]);
             return;
         };
+        let count = self.end_whole(arrival, FinishReason::Abort);
+        self.totals.finished.abort += count;
+    }
+
+    fn end_whole(&mut self, arrival: u64, reason: FinishReason) -> u64 {
         let live = self.end(arrival);
         let choices = live.choices();
-        self.totals.finished.abort += choices.len() as u64;
-        assert_eq!(self.both(|scheduler| scheduler.end(live.request.id, FinishReason::Abort)), choices);
+        assert_eq!(self.both(|scheduler| scheduler.end(live.request.id, reason)), choices);
         self.planned.retain(|seq, _| seq.arrival != arrival);
+        choices.len() as u64
+    }
+
+    fn end_choice(&mut self, index: usize) {
+        let all = self
+            .live
+            .iter()
+            .flat_map(|(&arrival, live)| live.continuations.keys().map(move |&choice| SeqId { arrival, choice }));
+        let all: Vec<_> = all.collect();
+        let Some(&seq) = all.get(index % all.len().max(1)) else { return };
+        let is_awaited = self.live[&seq.arrival].runs && self.follows(seq, 1) && !self.follows(seq, 0);
+        let live = self.live.get_mut(&seq.arrival).expect("it has not ended");
+        let has_text = live.continuations[&seq.choice].tokens.len() > live.request.prompt.len();
+        let id = live.request.id;
+        let expected = has_text.then_some(live.continuations.len() == 1);
+        if has_text {
+            let ended = live.continuations.remove(&seq.choice).expect("it is there");
+            if let Some((_, next)) = live.continuations.range_mut(seq.choice..).next().filter(|_| is_awaited) {
+                next.computed = ended.computed;
+            }
+            self.planned.remove(&seq);
+            self.totals.finished.stop += 1;
+            self.visits.ended_choices += 1;
+        }
+        if expected == Some(true) {
+            self.end(seq.arrival);
+        }
+        assert_eq!(self.both(|scheduler| scheduler.end_choice(id, seq.choice, FinishReason::Stop)), expected);
+    }
+
+    /// Whether the continuation so many places after one of a running request waits for the first of them.
+    fn follows(&self, seq: SeqId, places: usize) -> bool {
+        let live = &self.live[&seq.arrival];
+        let (&first, _) = live.continuations.iter().next().expect("it has not ended");
+        let later = live.continuations.range(seq.choice..).nth(places);
+        later.is_some_and(|(&choice, _)| {
+            let is_empty = !has_blocks(self.sequence(SeqId { choice, ..seq }));
+            live.request.prompt.len() >= self.config.block_size && choice != first && is_empty
+        })
+    }
+
+    /// Ends what is late, as an engine does.
+    fn expire(&mut self) {
+        let now = self.now;
+        let late = self.both(|scheduler| scheduler.expired(now));
+        self.visits.expired += late.len() as u64;
+        for id in late {
+            let is_it = |(_, live): &(&u64, &Live)| live.request.id == id;
+            let arrival = *self.live.iter().find(is_it).expect("it has not ended").0;
+            let count = self.end_whole(arrival, FinishReason::Deadline);
+            self.totals.finished.deadline += count;
+        }
     }
 
     fn fork(&mut self, index: usize) {
@@ -216,7 +278,10 @@ impl Checked {
             // Where there is no full block to share, one of several may not have begun.
             let shares = live.request.prompt.len() >= block_size;
             let has_begun = |choice: u32| self.scheduler.sequence(SeqId { arrival, choice }).is_some_and(has_blocks);
-            live.enter_age(self.age, &mut self.histories, |&choice| !shares && !has_begun(choice));
+            // What the first begins with is what those begin with that wait for it.
+            let first = *live.continuations.keys().next().expect("it has not ended");
+            let begins = |&choice: &u32| !has_begun(if shares { first } else { choice });
+            live.enter_age(self.age, &mut self.histories, begins);
         }
     }
 
@@ -268,10 +333,11 @@ impl Checked {
             let Some(reason) = output.finish else { continue };
             let finished = &mut self.totals.finished;
             *match reason {
-                octavo_sched::FinishReason::Stop => &mut finished.stop,
-                octavo_sched::FinishReason::Length => &mut finished.length,
-                octavo_sched::FinishReason::Abort => &mut finished.abort,
-                octavo_sched::FinishReason::Error => &mut finished.error,
+                FinishReason::Stop => &mut finished.stop,
+                FinishReason::Length => &mut finished.length,
+                FinishReason::Abort => &mut finished.abort,
+                FinishReason::Deadline => &mut finished.deadline,
+                FinishReason::Error => &mut finished.error,
             } += 1;
             let live = self.live.get_mut(&output.seq.arrival).expect("it has not ended");
             live.continuations.remove(&output.seq.choice);

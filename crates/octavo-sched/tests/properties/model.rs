@@ -59,5 +59,5 @@ pub fn request(id: RequestId, new: &NewRequest, arrival: u64) -> Request {
         skip_reading_prefix_cache: new.skips_cache,
         ..Default::default()
     };
-    Request { id, prompt, params, arrival, deadline: None }
+    Request { id, prompt, params, arrival, deadline: new.time.map(|time| arrival + time) }
 }

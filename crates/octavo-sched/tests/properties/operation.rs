@@ -20,6 +20,8 @@ pub struct NewRequest {
     pub ignore_eos: bool,
     pub is_salted: bool,
     pub skips_cache: bool,
+    /// How long it may take.
+    pub time: Option<u64>,
 }
 
 /// Indices count round over what there is at the time.
@@ -32,6 +34,10 @@ pub enum Operation {
     /// A step with something else, not a step or a fork, between `schedule` and `commit`.
     StepAround(Box<Operation>),
     Abort(usize),
+    /// One continuation ends: a stop string was found in its text.
+    EndChoice(usize),
+    /// Whatever is late ends.
+    Expire,
     Fork(usize),
     ResetPrefixCache,
 }
@@ -47,6 +53,8 @@ const PROMPTS: [usize; 12] = [1, 2, 3, 4, 4, 5, 6, 7, 8, 9, 12, 0];
 const CONTINUATIONS: [u32; 6] = [1, 1, 1, 2, 2, 3];
 /// Mostly few, so that the scheduler expects few and is wrong about the others.
 const MAX_TOKENS: [Option<usize>; 5] = [Some(2), Some(6), Some(9), Some(12), None];
+/// In operations.
+const TIMES: std::ops::RangeInclusive<u64> = 5..=60;
 const CACHING: [PrefixCaching; 3] = [PrefixCaching::Off, PrefixCaching::On, PrefixCaching::On];
 const VICTIMS: [VictimOrder; 2] = [VictimOrder::LatestArrival, VictimOrder::LeastLostWork];
 
@@ -103,10 +111,11 @@ fn new_request() -> impl Strategy<Value = NewRequest> {
     let prompt = (0..NUM_WORDS, prop::sample::select(&PROMPTS[..]), prop::option::weighted(0.3, 0..8_usize));
     let answer = (0..2_u64, prop::sample::select(&MAX_TOKENS[..]), prop::option::weighted(0.1, 1..=2_u32));
     let flags = (any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.1));
-    (prop::sample::select(&CONTINUATIONS[..]), prompt, answer, flags).prop_map(|(n, prompt, answer, flags)| {
+    let rest = (flags, prop::option::weighted(0.1, TIMES));
+    (prop::sample::select(&CONTINUATIONS[..]), prompt, answer, rest).prop_map(|(n, prompt, answer, rest)| {
         let ((word, prompt_len, flipped), (seed, max_tokens, stop)) = (prompt, answer);
-        let (ignore_eos, is_salted, skips_cache) = flags;
-        NewRequest { n, word, prompt_len, flipped, seed, max_tokens, stop, ignore_eos, is_salted, skips_cache }
+        let ((ignore_eos, is_salted, skips_cache), time) = rest;
+        NewRequest { n, word, prompt_len, flipped, seed, max_tokens, stop, ignore_eos, is_salted, skips_cache, time }
     })
 }
 
@@ -114,6 +123,7 @@ pub fn operation() -> impl Strategy<Value = Operation> {
     let index = || 0..8_usize;
     let between = prop_oneof![
         index().prop_map(Operation::Abort),
+        index().prop_map(Operation::EndChoice),
         new_request().prop_map(Operation::Add),
         Just(Operation::ResetPrefixCache),
     ];
@@ -122,6 +132,8 @@ pub fn operation() -> impl Strategy<Value = Operation> {
         6 => new_request().prop_map(Operation::Add),
         2 => (0..4_usize).prop_map(Operation::Fork),
         1 => index().prop_map(Operation::Abort),
+        1 => index().prop_map(Operation::EndChoice),
+        1 => Just(Operation::Expire),
         1 => index().prop_map(Operation::StepFailing),
         1 => between.prop_map(|operation| Operation::StepAround(Box::new(operation))),
         1 => Just(Operation::ResetPrefixCache),
@@ -180,6 +192,7 @@ impl Draw {
             ignore_eos: self.one_in(2),
             is_salted: self.one_in(5),
             skips_cache: self.one_in(10),
+            time: self.one_in(8).then(|| self.within(5..=60) as u64),
         }
     }
 
@@ -191,8 +204,11 @@ impl Draw {
 
     fn any_operation(&mut self) -> Operation {
         match self.below(1000) {
-            0..640 => Operation::Step,
-            640..840 => Operation::Add(self.new_request()),
+            0..620 => Operation::Step,
+            620..820 => Operation::Add(self.new_request()),
+            820..828 => Operation::EndChoice(self.below(8)),
+            828..832 => Operation::StepAround(Box::new(Operation::EndChoice(self.below(8)))),
+            832..840 => Operation::Expire,
             840..940 => Operation::Fork(self.below(4)),
             940..950 => Operation::Abort(self.below(8)),
             950..960 => Operation::StepFailing(self.below(8)),

@@ -21,6 +21,7 @@ impl Checked {
             assert!((1..=live.unborn).all(|choice| self.scheduler.sequence(SeqId { arrival, choice }).is_none()));
         }
         self.check_stats(&map);
+        self.check_late();
         self.check_promises();
         self.note_cached();
     }
@@ -104,6 +105,16 @@ impl Checked {
         let external = [0, if counted.waiting > 0 { stats.blocks_free * block_size } else { 0 }];
         assert!(external.contains(&stats.slots_external), "{stats:?}");
         assert_eq!(self.scheduler.has_work(), !self.live.is_empty());
+    }
+
+    /// Those whose time is up, the earliest deadline first.
+    fn check_late(&self) {
+        for now in [self.now, self.now + 20] {
+            let deadline = |(&arrival, live): (&u64, &Live)| Some((live.request.deadline?, arrival, live.request.id));
+            let mut late: Vec<_> = self.live.iter().filter_map(deadline).filter(|late| late.0 <= now).collect();
+            late.sort_unstable();
+            assert_eq!(self.scheduler.expired(now), late.into_iter().map(|(.., id)| id).collect::<Vec<_>>());
+        }
     }
 
     fn with_totals(&self, counted: SchedulerStats) -> SchedulerStats {
