@@ -10,21 +10,30 @@ if TYPE_CHECKING:
     from octavo.errors import EngineDeadError, InvalidRequest, ModelLoadError, OctavoError
     from octavo.llm import LLM
     from octavo.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
         BlockState,
         CompletionOutput,
+        EmbeddingOutput,
         EngineMetrics,
         Logprob,
         RequestMetrics,
         RequestOutput,
         StreamOutput,
+        TokenScores,
     )
-    from octavo.sampling_params import RequestOutputKind, SamplingParams
+    from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from octavo.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "BlockState",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineDeadError",
     "EngineMetrics",
     "InvalidRequest",
@@ -36,6 +45,8 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "StreamOutput",
+    "StructuredOutputsParams",
+    "TokenScores",
     "__version__",
 ]
 
@@ -43,8 +54,12 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
+    "BeamSearchOutput": "outputs",
+    "BeamSearchParams": "sampling_params",
+    "BeamSearchSequence": "outputs",
     "BlockState": "outputs",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "outputs",
     "EngineDeadError": "errors",
     "EngineMetrics": "outputs",
     "InvalidRequest": "errors",
@@ -56,6 +71,8 @@ _HOMES = {
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
     "StreamOutput": "outputs",
+    "StructuredOutputsParams": "structured_outputs",
+    "TokenScores": "outputs",
     "__version__": "_octavo",
 }
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
+from octavo.chat_template import ChatOptions
 from octavo.collect import Collector
 from octavo.delivery import Arrivals, Deliveries, RequestStream
 from octavo.errors import EngineDeadError, InvalidRequest
@@ -19,10 +20,10 @@ from octavo.prompts import tokenized_prompt
 from octavo.shown import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from octavo.chat_template import Conversation
+    from octavo.messages import Conversation, Tool
     from octavo.prompts import Prompt, TokenizedPrompt
     from octavo.sampling_params import SamplingParams
 
@@ -41,7 +42,10 @@ class AsyncLLM(LoadedModel):
 
         Wrong input is refused by the call itself, and so is a `request_id` that an unfinished request has. The request
         runs from here on, read or not. It ends early when the stream is closed or dropped, or when a task that waits
-        for its next output is cancelled.
+        for its next output is cancelled. What an output holds is said by `sampling_params.output_kind`.
+
+        A new structured output is compiled in the call, which can take a loop's time: `docs/generate.md` says how to
+        keep it out of the loop's way.
         """
         self._check_usable()
         read = tokenized_prompt(prompt, tokenizer=self._tokenizer, vocab_size=self._core.vocab_size)
@@ -54,12 +58,20 @@ class AsyncLLM(LoadedModel):
         request_id: str | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> RequestStream:
-        """Answer one conversation by the model's chat template; the rest is as with `generate`."""
-        named = [("messages", messages)]
-        [prompt] = self._rendered(named, add_generation_prompt, chat_template, chat_template_kwargs)
+        """Answer one conversation by the model's chat template, as `LLM.chat` does; the rest is as with `generate`."""
+        options = ChatOptions(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        [prompt] = self._rendered([("messages", messages)], options)
         return self._submitted(prompt, sampling_params, request_id)
 
     async def abort(self, request_id: str) -> None:
@@ -114,7 +126,7 @@ class AsyncLLM(LoadedModel):
     ) -> RequestStream:
         loop = _running_loop()
         params = params_of_one(sampling_params, default=self._defaults)
-        core_params = lowered([params], vocab_size=self._core.vocab_size)
+        core_params = lowered([params], core=self._core)
         with self._deliveries.lock:
             self._check_usable()
             if self._draining:
@@ -122,7 +134,8 @@ class AsyncLLM(LoadedModel):
             name = self._deliveries.free_name(request_id)
             delivery = self._deliveries.of_loop(loop, self._core.inbox)
             [(request, seed)] = self._core.submit(delivery.inbox, [prompt.token_ids], core_params)
-            arrivals = Arrivals(name, Collector(prompt, name, seed, num_choices=params.n), loop)
+            collector = Collector(prompt, name, seed, params=params)
+            arrivals = Arrivals(name, collector, params.output_kind, loop)
             self._deliveries.add(delivery, request, arrivals)
         return RequestStream(arrivals, partial(self._take_back, name, request))
 

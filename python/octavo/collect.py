@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from octavo.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
     CompletionOutput,
+    EmbeddingOutput,
     FinishReason,
     Logprob,
+    PromptLogprobs,
     RequestMetrics,
     RequestOutput,
     SampleLogprobs,
     StreamOutput,
+    TokenScores,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from octavo._octavo import Delta, Inbox, Story
+    from octavo._octavo import Delta, Inbox, Story, Tokenizer
     from octavo.prompts import TokenizedPrompt
+    from octavo.sampling_params import SamplingParams
 
 # How long a wait may keep Python from seeing a signal.
 _WAIT_SECONDS = 0.05
@@ -34,33 +41,58 @@ def deltas(inbox: Inbox, unfinished: int) -> Iterator[Delta]:
             yield delta
 
 
+class Collecting(Protocol):
+    """Takes the deltas of one request."""
+
+    def add(self, delta: Delta) -> None:
+        """Take the next delta."""
+
+
 class Collector:
     """Puts the deltas of one request together."""
 
-    def __init__(self, prompt: TokenizedPrompt, request_id: str, seed: int, *, num_choices: int) -> None:
+    def __init__(self, prompt: TokenizedPrompt, request_id: str, seed: int, *, params: SamplingParams) -> None:
+        """For a request that was just submitted with `params`."""
         self._prompt = prompt
         self._request_id = request_id
         self._seed = seed
-        self._choices = [_Choice(index) for index in range(num_choices)]
+        self._choices = [_Choice(index) for index in range(params.n)]
+        self._wants_prompt_logprobs = params.prompt_logprobs is not None
+        self._prompt_logprobs: PromptLogprobs | None = None
+        self._prompt_logprobs_given = False
         self._story: Story | None = None
         self.finished = False
         """Whether nothing more comes."""
 
     def add(self, delta: Delta) -> None:
         """Take the next delta."""
+        reports = delta.prompt_logprobs
+        if self._wants_prompt_logprobs and self._prompt_logprobs is None and (reports or delta.token_ids):
+            # A prompt of one token has no reports.
+            self._prompt_logprobs = [None, *_rows(reports or [])]
         self._choices[delta.choice].add(delta)
         self._story = delta.story
         self.finished = delta.last
 
     def output(self) -> RequestOutput:
         """The request as far as it has come; later deltas do not change what is given out."""
+        return self._output([choice.output() for choice in self._choices], self._prompt_logprobs)
+
+    def news(self) -> RequestOutput:
+        """What has come since it was asked last: continuations without anything new are left out."""
+        news = [choice.news() for choice in self._choices]
+        prompt_logprobs = None if self._prompt_logprobs_given else self._prompt_logprobs
+        self._prompt_logprobs_given = self._prompt_logprobs is not None
+        return self._output([completion for completion in news if completion is not None], prompt_logprobs)
+
+    def _output(self, outputs: list[CompletionOutput], prompt_logprobs: PromptLogprobs | None) -> RequestOutput:
         return RequestOutput(
             request_id=self._request_id,
             seed=self._seed,
             prompt=self._prompt.text,
             prompt_token_ids=self._prompt.token_ids,
-            prompt_logprobs=None,
-            outputs=[choice.output() for choice in self._choices],
+            prompt_logprobs=prompt_logprobs,
+            outputs=outputs,
             finished=self.finished,
             metrics=None if self._story is None else _metrics(self._story),
             num_cached_tokens=0 if self._story is None else self._story.cached_tokens,
@@ -77,7 +109,9 @@ class _Choice:
         self._logprobs: SampleLogprobs = []
         self._cumulative_logprob = 0.0
         self._finish_reason: FinishReason | None = None
-        self._stop_reason: int | None = None
+        self._stop_reason: int | str | None = None
+        # Where the news begin: characters, tokens, and whether the end is among what was given out.
+        self._given = (0, 0, False)
 
     def add(self, delta: Delta) -> None:
         token_ids = delta.token_ids
@@ -90,16 +124,100 @@ class _Choice:
         self._stop_reason = delta.stop_reason
 
     def output(self) -> CompletionOutput:
+        return self._output(0, 0)
+
+    def news(self) -> CompletionOutput | None:
+        now = (len(self._text), len(self._token_ids), self._finish_reason is not None)
+        if now == self._given:
+            return None
+        characters, tokens, _ = self._given
+        self._given = now
+        return self._output(characters, tokens)
+
+    def _output(self, characters: int, tokens: int) -> CompletionOutput:
+        """Text and tokens from these counts on."""
         asked = bool(self._logprobs)
         return CompletionOutput(
             index=self._index,
-            text=self._text,
-            token_ids=self._token_ids.copy(),
+            text=self._text[characters:],
+            token_ids=self._token_ids[tokens:],
             cumulative_logprob=self._cumulative_logprob if asked else None,
-            logprobs=self._logprobs.copy() if asked else None,
+            logprobs=self._logprobs[tokens:] if asked else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
         )
+
+
+class BeamCollector:
+    """Takes what a beam search found, which comes at its end."""
+
+    def __init__(self, prompt: TokenizedPrompt, tokenizer: Tokenizer | None) -> None:
+        """For a search after `prompt`."""
+        self._prompt = prompt
+        self._tokenizer = tokenizer
+        self._found: dict[int, BeamSearchSequence] = {}
+
+    def add(self, delta: Delta) -> None:
+        """Take the next sequence."""
+        tokens = [*self._prompt.token_ids, *delta.token_ids]
+        logprobs = _logprobs(delta) or []
+        total = math.fsum(row[token].logprob for token, row in zip(delta.token_ids, logprobs, strict=False))
+        self._found[delta.choice] = BeamSearchSequence(
+            tokens=tokens,
+            logprobs=logprobs,
+            cum_logprob=total if delta.cumulative_logprob is None else delta.cumulative_logprob,
+            text=None if self._tokenizer is None else self._tokenizer.decode(tokens, skip_special_tokens=False),
+            finish_reason=_finish_reason(delta),
+            stop_reason=delta.stop_reason,
+        )
+
+    def output(self) -> BeamSearchOutput:
+        """All of them, the best first."""
+        return BeamSearchOutput(sequences=[self._found[choice] for choice in sorted(self._found)])
+
+
+class PooledCollector:
+    """Takes a prompt's pooled hidden state."""
+
+    def __init__(self, prompt: TokenizedPrompt, request_id: str) -> None:
+        """For one prompt."""
+        self._prompt = prompt
+        self._request_id = request_id
+        self._pooled: list[float] | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take the next delta; one of them has it."""
+        self._pooled = self._pooled or delta.pooled
+
+    def output(self, *, normalize: bool) -> EmbeddingOutput | None:
+        """The vector, with `normalize` of length 1; None if the model gave no finite numbers."""
+        vector = self._pooled
+        if vector is None or not all(map(math.isfinite, vector)):
+            return None
+        length = math.hypot(*vector)
+        if normalize and length > 0.0:
+            vector = [value / length for value in vector]
+        return EmbeddingOutput(
+            request_id=self._request_id,
+            prompt=self._prompt.text,
+            prompt_token_ids=self._prompt.token_ids,
+            embedding=vector,
+        )
+
+
+def token_scores(output: RequestOutput) -> TokenScores | None:
+    """What a request that asked for `prompt_logprobs` says about its prompt; None if it has failed."""
+    rows = output.prompt_logprobs
+    if rows is None or len(rows) != len(output.prompt_token_ids):
+        return None
+    own = [None if row is None else row[token] for token, row in zip(output.prompt_token_ids, rows, strict=True)]
+    return TokenScores(
+        prompt=output.prompt,
+        prompt_token_ids=output.prompt_token_ids,
+        logprobs=[None if entry is None else entry.logprob for entry in own],
+        ranks=[None if entry is None else entry.rank for entry in own],
+        likeliest=rows,
+    )
 
 
 class OutputStream(Iterator[StreamOutput]):
@@ -158,10 +276,11 @@ def _finish_reason(delta: Delta) -> FinishReason | None:
 
 
 def _logprobs(delta: Delta) -> SampleLogprobs | None:
-    """The drawn token comes first and is not repeated among the likeliest."""
-    reports = delta.logprobs
-    if reports is None:
-        return None
+    return None if delta.logprobs is None else _rows(delta.logprobs)
+
+
+def _rows(reports: Sequence[Sequence[tuple[int, float, int, str | None]]]) -> SampleLogprobs:
+    """The token itself comes first and is not repeated among the likeliest."""
     rows = []
     for report in reports:
         row: dict[int, Logprob] = {}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestOutputKind
 from octavo.shown import shown
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ _WAIT_SECONDS = 0.25
 class RequestStream(AsyncIterator[RequestOutput]):
     """A request as far as it has come, again and again; the last output is `finished`.
 
-    An output holds everything from the first token on. The request ends with the stream: when it is closed or dropped,
-    and when a task that waits for its next output is cancelled.
+    An output holds everything from the first token on, or what its `RequestOutputKind` says. The request ends with the
+    stream: when it is closed or dropped, and when a task that waits for its next output is cancelled.
     """
 
     def __init__(self, arrivals: Arrivals, take_back: Callable[[], None]) -> None:
@@ -76,10 +77,13 @@ class RequestStream(AsyncIterator[RequestOutput]):
 class Arrivals:
     """What has come of one request. Only the event loop that reads it touches it."""
 
-    def __init__(self, name: str, collector: Collector, loop: asyncio.AbstractEventLoop) -> None:
-        """`collector` is empty yet."""
+    def __init__(
+        self, name: str, collector: Collector, kind: RequestOutputKind, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """`collector` is empty yet; `kind` says what an output holds."""
         self.name = name
         self._collector = collector
+        self._kind = kind
         self._loop = loop
         self._unread = False
         self._closed = False
@@ -94,7 +98,7 @@ class Arrivals:
             raise InvalidRequest(f"request {self.name!r} is read by two tasks at once, expected one")
 
     async def next(self) -> RequestOutput | None:
-        """Everything so far, once there is something new; None when nothing more will come."""
+        """The next output, once there is something new; None when nothing more will come."""
         while not (self._unread or self._closed or self._collector.finished or self._death is not None):
             self._waiter = self._loop.create_future()
             try:
@@ -103,7 +107,7 @@ class Arrivals:
                 self._waiter = None
         if self._unread and not self._closed:
             self._unread = False
-            return self._collector.output()
+            return self._collector.news() if self._kind is RequestOutputKind.DELTA else self._collector.output()
         death, self._death = self._death, None
         if death is not None and not self._closed:
             self._closed = True
@@ -114,8 +118,9 @@ class Arrivals:
         """Take the next delta."""
         if not self._closed:
             self._collector.add(delta)
-            self._unread = True
-            self._wake()
+            if self._kind is not RequestOutputKind.FINAL_ONLY or self._collector.finished:
+                self._unread = True
+                self._wake()
 
     def fail(self, reason: str) -> None:
         """The engine has ended before the request."""

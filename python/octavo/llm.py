@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from octavo.chat_template import iter_conversations
-from octavo.collect import Collector, OutputStream, deltas
+from octavo.chat_template import ChatOptions
+from octavo.checks import flag, integer
+from octavo.collect import BeamCollector, Collecting, Collector, OutputStream, PooledCollector, deltas, token_scores
+from octavo.errors import InvalidRequest, OctavoError
 from octavo.loaded import LoadedModel, Messages
-from octavo.lower import lowered, params_of_each
+from octavo.lower import Pooling, lowered, lowered_beam, lowered_pooling, params_of_each
+from octavo.messages import iter_conversations
+from octavo.options import check_choice
 from octavo.prompts import Prompts, TokenizedPrompt, tokenized_prompts
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.shown import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from octavo._octavo import Delta, Inbox
-    from octavo.outputs import RequestOutput
-    from octavo.sampling_params import SamplingParams
+    from octavo._octavo import Delta, Inbox, RequestParams
+    from octavo.messages import Tool
+    from octavo.outputs import BeamSearchOutput, EmbeddingOutput, RequestOutput, TokenScores
+
+C = TypeVar("C", bound=Collecting)
+T = TypeVar("T")
 
 
 class LLM(LoadedModel):
@@ -50,18 +59,73 @@ class LLM(LoadedModel):
         *,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of a list of them, by the model's chat template.
 
         A message is `{"role": ..., "content": ...}`; a content is a text or a list of text parts, which are joined with
-        a newline. Control tokens come from the template alone: one that is spelled in a message is text.
+        a newline. An assistant's message may have `tool_calls`, and `None` as its content then; a tool's message may
+        have a `tool_call_id`. `tools` are what the template is to tell the model of, as OpenAI's clients describe them.
+        With `continue_final_message`, and `add_generation_prompt=False`, the model goes on with the last message.
+        Control tokens come from the template alone: one that is spelled in a message or a tool is text.
         """
-        prompts = self._rendered(
-            iter_conversations(messages), add_generation_prompt, chat_template, chat_template_kwargs
+        options = ChatOptions(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
         )
-        return self._generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self._generate(self._rendered(iter_conversations(messages), options), sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """Search for the likeliest continuations of each prompt; the outputs are in the order of the prompts.
+
+        The beams of a prompt share the KV blocks of what they have in common.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequest(f"params: found {shown(params)}, expected a BeamSearchParams")
+        read = self._tokenized(prompts)
+        core_params = [lowered_beam(params, core=self._core)] * len(read)
+        found = self._run(
+            read, core_params, lambda index, *_: BeamCollector(read[index], self._tokenizer), use_tqdm=use_tqdm
+        )
+        return [collector.output() for collector in found]
+
+    def score_tokens(self, prompts: Prompts, *, logprobs: int = 0, use_tqdm: bool = True) -> list[TokenScores]:
+        """The log-probability of each token of each prompt, given those before it: what evaluation needs.
+
+        Each position also tells this many likeliest tokens; -1 is the whole vocabulary. A prompt must leave room for a
+        token in the context. Nothing is drawn that anyone sees.
+        """
+        logprobs = integer("logprobs", logprobs, "-1 or an integer from 0", -1, None)
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=logprobs, detokenize=False)
+        outputs = self._generate(self._tokenized(prompts), params, use_tqdm=use_tqdm)
+        return [_succeeded(token_scores(output), index) for index, output in enumerate(outputs)]
+
+    def embed(
+        self, prompts: Prompts, *, pooling: Pooling = "last", normalize: bool = True, use_tqdm: bool = True
+    ) -> list[EmbeddingOutput]:
+        """Each prompt as a vector: the hidden state of its last token after the last norm, or the mean of all of them.
+
+        With `normalize` a vector has length 1.
+        """
+        check_choice("pooling", pooling, "last", "mean")
+        flag("normalize", normalize)
+        read = self._tokenized(prompts)
+        core_params = [lowered_pooling(pooling, core=self._core)] * len(read)
+        found = self._run(
+            read,
+            core_params,
+            lambda index, request, _: PooledCollector(read[index], str(request)),
+            use_tqdm=use_tqdm,
+        )
+        return [_succeeded(each.output(normalize=normalize), index) for index, each in enumerate(found)]
 
     def stream(
         self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -78,14 +142,20 @@ class LLM(LoadedModel):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> OutputStream:
         """Answer as `chat` does, and give out what each step adds, as it comes."""
-        prompts = self._rendered(
-            iter_conversations(messages), add_generation_prompt, chat_template, chat_template_kwargs
+        options = ChatOptions(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
         )
-        return self._stream(prompts, sampling_params)
+        return self._stream(self._rendered(iter_conversations(messages), options), sampling_params)
 
     def __enter__(self) -> LLM:
         """Close at the end of the block."""
@@ -111,21 +181,32 @@ class LLM(LoadedModel):
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         params = params_of_each(sampling_params, default=self._defaults, count=len(prompts))
+
+        def collector(index: int, request: int, seed: int) -> Collector:
+            return Collector(prompts[index], str(request), seed, params=params[index])
+
+        collectors = self._run(prompts, lowered(params, core=self._core), collector, use_tqdm=use_tqdm)
+        return [each.output() for each in collectors]
+
+    def _run(
+        self,
+        prompts: list[TokenizedPrompt],
+        core_params: list[RequestParams],
+        collector: Callable[[int, int, int], C],
+        *,
+        use_tqdm: bool,
+    ) -> list[C]:
+        """Run all prompts to their ends; `collector` is made from a prompt's index and its request's id and seed."""
         with ExitStack() as cleanup:
             inbox = self._open_inbox(cleanup)
-            accepted = self._core.submit(
-                inbox, [prompt.token_ids for prompt in prompts], lowered(params, vocab_size=self._core.vocab_size)
-            )
-            collectors = {
-                request: Collector(prompt, str(request), seed, num_choices=one.n)
-                for prompt, one, (request, seed) in zip(prompts, params, accepted, strict=True)
-            }
+            accepted = self._core.submit(inbox, [prompt.token_ids for prompt in prompts], core_params)
+            collectors = {request: collector(index, request, seed) for index, (request, seed) in enumerate(accepted)}
             progress = cleanup.enter_context(_Progress(len(prompts))) if use_tqdm else None
             for delta in deltas(inbox, len(collectors)):
                 collectors[delta.request].add(delta)
                 if progress is not None:
                     progress.add(delta)
-            return [collector.output() for collector in collectors.values()]
+            return list(collectors.values())
 
     def _stream(
         self,
@@ -133,11 +214,10 @@ class LLM(LoadedModel):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> OutputStream:
         params = params_of_each(sampling_params, default=self._defaults, count=len(prompts))
+        core_params = lowered(params, core=self._core)
         self._check_usable()
         inbox = self._core.inbox()
-        accepted = self._core.submit(
-            inbox, [prompt.token_ids for prompt in prompts], lowered(params, vocab_size=self._core.vocab_size)
-        )
+        accepted = self._core.submit(inbox, [prompt.token_ids for prompt in prompts], core_params)
         return OutputStream(inbox, {request: index for index, (request, _) in enumerate(accepted)})
 
     def _open_inbox(self, cleanup: ExitStack) -> Inbox:
@@ -146,6 +226,13 @@ class LLM(LoadedModel):
         inbox = self._core.inbox()
         cleanup.callback(inbox.abort)
         return inbox
+
+
+def _succeeded(found: T | None, index: int) -> T:
+    """What was computed for a prompt, or the error that it could not be."""
+    if found is None:
+        raise OctavoError(f"prompt {index}: the model gave no finite numbers")
+    return found
 
 
 class _Progress:

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from octavo.chat_template import ChatTemplate, Conversation, checked_messages, iter_conversations
+from octavo.chat_template import ChatOptions, ChatTemplate
 from octavo.errors import EngineDeadError, InvalidRequest
+from octavo.messages import Conversation, Tool, checked_messages, iter_conversations
 from octavo.models import resolve
 from octavo.options import check_choice, checked_engine_options, refuse_others, template_source, tokenizer_file
 from octavo.outputs import BlockState, EngineMetrics
@@ -100,13 +101,20 @@ class LoadedModel:
         messages: Messages,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[TokensPrompt]:
         """The prompts that `chat` would use, one for each conversation."""
-        prompts = self._rendered(
-            iter_conversations(messages), add_generation_prompt, chat_template, chat_template_kwargs
+        options = ChatOptions(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
         )
+        prompts = self._rendered(iter_conversations(messages), options)
         return [{"prompt": prompt.text or "", "prompt_token_ids": prompt.token_ids} for prompt in prompts]
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
@@ -203,8 +211,6 @@ class LoadedModel:
         found = dict(self._core.generation_defaults)
         if found.pop("do_sample", True) is False:
             found = {"temperature": 0.0}
-        if found.get("repetition_penalty") == 1.0:
-            del found["repetition_penalty"]
         try:
             return SamplingParams(**cast("dict[str, Any]", found))
         except InvalidRequest as error:
@@ -213,17 +219,11 @@ class LoadedModel:
                 f"the checkpoint's generation config: {error}; generation_config='octavo' ignores it"
             ) from None
 
-    def _rendered(
-        self,
-        conversations: Iterable[tuple[str, object]],
-        add_generation_prompt: bool,
-        chat_template: str | None,
-        chat_template_kwargs: Mapping[str, object] | None,
-    ) -> list[TokenizedPrompt]:
+    def _rendered(self, conversations: Iterable[tuple[str, object]], options: ChatOptions) -> list[TokenizedPrompt]:
         """The prompt of each conversation, which comes with the name that messages of error give it."""
         self._check_usable()
         tokenizer = self.get_tokenizer()
-        template = self._template(chat_template)
+        template = self._template(options.chat_template)
         variables = {
             "bos_token": self._token(self._core.bos_token_id),
             "eos_token": self._token(*self._core.eos_token_ids),
@@ -231,13 +231,7 @@ class LoadedModel:
         checked = [checked_messages(conversation, where=where) for where, conversation in conversations]
         prompts = []
         for conversation in checked:
-            rendered = template.render(
-                conversation,
-                tokenizer=tokenizer,
-                add_generation_prompt=add_generation_prompt,
-                variables=variables,
-                given={} if chat_template_kwargs is None else chat_template_kwargs,
-            )
+            rendered = template.render(conversation, tokenizer=tokenizer, options=options, variables=variables)
             ids = tokenizer.encode_marked(rendered.marked, rendered.marker)
             prompts.append(TokenizedPrompt(rendered.text, ids))
         return prompts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,9 +14,10 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "deadline"
 
 @dataclass(frozen=True)
 class Logprob:
-    """The natural log-probability of one token, before temperature and filters."""
+    """The natural log-probability of one token, after bias, masks and penalties, before temperature and filters."""
 
     logprob: float
+    """Never below -9999, so that JSON can carry it: what a mask forbids has that."""
     rank: int | None = None
     """Its place in the vocabulary, 1 the likeliest; equal ones share the better place."""
     decoded_token: str | None = None
@@ -23,6 +25,9 @@ class Logprob:
 
 SampleLogprobs: TypeAlias = list[dict[int, Logprob]]
 """For each generated token: itself and the likeliest ones, by id."""
+
+PromptLogprobs: TypeAlias = list[dict[int, Logprob] | None]
+"""For each token of the prompt the same, but None for the first, which nothing is before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +70,11 @@ class CompletionOutput:
     token_ids: list[int]
     """All generated tokens; one that ended the request stands here and not in `text`."""
     cumulative_logprob: float | None
+    """The sum of the tokens' log-probabilities, if `logprobs` were asked for."""
     logprobs: SampleLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-    """The stop token that the caller had asked for, or None at the model's own end."""
+    """The stop token or stop string of the caller that ended it; None at the model's own end, and for other reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +86,10 @@ class RequestOutput:
     """The seed that was used, given or not: with it the request can be repeated."""
     prompt: str | None
     prompt_token_ids: list[int]
-    prompt_logprobs: None
+    prompt_logprobs: PromptLogprobs | None
+    """One entry for each token of the prompt, if they were asked for and the prompt has been computed."""
     outputs: list[CompletionOutput]
+    """All continuations, by index. A stream of the kind DELTA has those to which something was added."""
     finished: bool
     metrics: RequestMetrics | None
     """The story so far."""
@@ -107,6 +115,61 @@ class StreamOutput:
     stop_reason: int | str | None
     metrics: RequestMetrics | None
     """Present with the last output of a continuation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchSequence:
+    """One of the likeliest continuations."""
+
+    tokens: list[int]
+    """The prompt's tokens and those that follow, the end token included."""
+    logprobs: SampleLogprobs
+    """For each token after the prompt: itself."""
+    cum_logprob: float
+    """The sum of these."""
+    text: str | None
+    """All of `tokens` as text, control tokens as they are spelled; None for a model without a tokenizer."""
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchOutput:
+    """What a beam search found after one prompt."""
+
+    sequences: list[BeamSearchSequence]
+    """As many as the beam is wide, if there are so many, the best first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenScores:
+    """How likely a model takes each token of a text to be, given those before it."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    logprobs: list[float | None]
+    """The natural log-probability of each token; None for the first."""
+    ranks: list[int | None]
+    """The place of each token among all, 1 the likeliest: greedy decoding takes the text from a position on as it is
+    if all ranks there are 1. None for the first."""
+    likeliest: PromptLogprobs
+    """For each token: itself and as many of the likeliest as were asked for, by id; None for the first."""
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the text given its first token: the sum of `logprobs`."""
+        return math.fsum(logprob for logprob in self.logprobs if logprob is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOutput:
+    """A prompt as one vector."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    """As long as the model's hidden states."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +267,7 @@ class EngineMetrics:
             busy_seconds=counts["busy_time"] * 1e-6,
             queue_seconds=counts["queue_time"] * 1e-6,
             requests_admitted=counts["admitted"],
-            requests_finished={reason: counts[f"finished_{reason}"] for reason in ("stop", "length", "abort", "error")},
+            requests_finished={reason: counts[f"finished_{reason}"] for reason in get_args(FinishReason)},
             preemptions=counts["preemptions"],
             prefix_cache_queries=counts["prefix_queries"],
             prefix_cache_hits=counts["prefix_hits"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from octavo.cli.generate import NO_TOKEN
 from octavo.cli.options import (
     UsageError,
     add_engine_options,
@@ -89,7 +90,7 @@ def _answer(llm: LLM, messages: list[Message], params: SamplingParams) -> bool:
     print()
     if reason == "error":
         messages.pop()
-        print("octavo: error: no token could be drawn: the model gave no finite numbers", file=sys.stderr)
+        print(f"octavo: error: no token could be drawn: {NO_TOKEN}", file=sys.stderr)
         return False
     messages.append({"role": "assistant", "content": text})
     return True

@@ -20,10 +20,14 @@ from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import TextIO
 
-    from octavo import LLM, CompletionOutput, RequestOutput, SamplingParams
+    from octavo import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
+
+
+NO_TOKEN = "the model gave no finite numbers, or no token was allowed"
+"""What the finish reason "error" means."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         params = sampling_params(llm, settings)
         if arguments.json:
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            print(_json_for(sys.stdout, _as_object(llm.served_model_name, outputs, load_s)))
+            print(_json_for(sys.stdout, _as_object(llm.served_model_name, outputs, params, load_s)))
             _raise_failures([answer.finish_reason for answer in output.outputs] for output in outputs)
         else:
             _print_as_it_comes(llm, prompts, params)
@@ -115,7 +119,7 @@ def _print_as_it_comes(llm: LLM, prompts: list[Any], params: SamplingParams) -> 
 def _raise_failures(reasons: Iterable[list[str | None]]) -> None:
     failed = [str(number) for number, each in enumerate(reasons, 1) if "error" in each]
     if failed:
-        raise OctavoError(f"no token could be drawn for prompt {', '.join(failed)}: the model gave no finite numbers")
+        raise OctavoError(f"no token could be drawn for prompt {', '.join(failed)}: {NO_TOKEN}")
 
 
 def _json_for(sink: TextIO, found: dict[str, Any]) -> str:
@@ -128,7 +132,7 @@ def _json_for(sink: TextIO, found: dict[str, Any]) -> str:
     return text
 
 
-def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> dict[str, Any]:
+def _as_object(model: str, outputs: Sequence[RequestOutput], params: SamplingParams, load_s: float) -> dict[str, Any]:
     """What `--json` prints. Programs read it: names do not change."""
     from octavo.bench.timings import timings
 
@@ -136,7 +140,7 @@ def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> d
     completion_tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     return {
         "model": model,
-        "outputs": [_answer_as_object(output, answer) for output in outputs for answer in output.outputs],
+        "outputs": [_answer_as_object(output, answer, params) for output in outputs for answer in output.outputs],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -146,7 +150,7 @@ def _as_object(model: str, outputs: Sequence[RequestOutput], load_s: float) -> d
     }
 
 
-def _answer_as_object(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+def _answer_as_object(output: RequestOutput, answer: CompletionOutput, params: SamplingParams) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt": output.prompt,
         "text": answer.text,
@@ -155,6 +159,14 @@ def _answer_as_object(output: RequestOutput, answer: CompletionOutput) -> dict[s
     }
     if len(output.outputs) > 1:
         found["index"] = answer.index
+    if params.stop or params.stop_token_ids:
+        found["stop_reason"] = answer.stop_reason
     if answer.logprobs is not None:
-        found["logprobs"] = [{token: entry.logprob for token, entry in entries.items()} for entries in answer.logprobs]
+        found["logprobs"] = [_numbers(entries) for entries in answer.logprobs]
+    if output.prompt_logprobs is not None:
+        found["prompt_logprobs"] = [None if row is None else _numbers(row) for row in output.prompt_logprobs]
     return found
+
+
+def _numbers(entries: Mapping[int, Logprob]) -> dict[int, float]:
+    return {token: entry.logprob for token, entry in entries.items()}
