@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,11 +18,12 @@ from octavo import LLM, SamplingParams
 from octavo.cli import COMMANDS
 from octavo.cli.generate import InOrder
 from octavo.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS
-from octavo.errors import InvalidRequest
 from processes import interruptible
 
 MODEL = "smollm2-135m"
 CAPITAL = [504, 3575, 282, 4649, 314]
+# The bytes that follow "B" in the order of the alphabet of the tests' tokenizer.
+TEXT_AFTER_B = "CDEFGHIJ"
 HEAVY = ("octavo._octavo", "octavo.llm", "jinja2", "rich", "tqdm", "tokenizers", "numpy", "asyncio")
 
 
@@ -196,6 +196,61 @@ def test_several_answers_to_each_prompt_are_listed_in_order(successor_folder: Pa
     assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
 
 
+def test_json_carries_what_was_asked_for(successor_folder: Path) -> None:
+    words = ["generate", str(successor_folder), "AB", "--json", "--temperature", "0", "--max-tokens", "8"]
+    outcome = octavo(*words, "--prompt-logprobs", "2", "--logprobs", "0", "--stop", "never", "--stop", TEXT_AFTER_B[3])
+    assert outcome.returncode == 0, outcome.stderr
+    [answer] = json.loads(outcome.stdout)["outputs"]
+    assert set(answer) == {
+        "prompt",
+        "text",
+        "token_ids",
+        "finish_reason",
+        "stop_reason",
+        "logprobs",
+        "prompt_logprobs",
+    }
+    assert (answer["text"], answer["finish_reason"], answer["stop_reason"]) == (
+        TEXT_AFTER_B[:3],
+        "stop",
+        TEXT_AFTER_B[3],
+    )
+    assert [len(row) for row in answer["logprobs"]] == [1] * len(answer["token_ids"])
+    first, second = answer["prompt_logprobs"]
+    assert first is None
+    assert 2 <= len(second) <= 3
+
+
+def test_a_sampling_option_can_be_an_object_or_a_file_that_holds_one(successor_folder: Path, tmp_path: Path) -> None:
+    words = ["generate", str(successor_folder), "A", "--json", "--temperature", "0", "--max-tokens", "2"]
+    file = tmp_path / "biases.json"
+    file.write_text('{"7": 100}')
+    for value in ('{"7": 100}', f"@{file}"):
+        outcome = octavo(*words, "--logit-bias", value)
+        assert outcome.returncode == 0, outcome.stderr
+        assert json.loads(outcome.stdout)["outputs"][0]["token_ids"] == [7, 7]
+    outcome = octavo(*words, "--structured-outputs", '{"choice": ["no"]}')
+    assert outcome.returncode == 0, outcome.stderr
+    assert json.loads(outcome.stdout)["outputs"][0]["text"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["--logit-bias", "[1]"], ["--logit-bias", "an object in JSON"]),
+        (["--logit-bias", "{"], ["--logit-bias", "an object in JSON"]),
+        (["--logit-bias", '{"AI": 1}'], ["logit_bias", "'AI'", "token ids"]),
+        (["--structured-outputs", '{"shape": "round"}'], ["--structured-outputs", "shape"]),
+        (["--structured-outputs", '{"regex": "a", "choice": ["b"]}'], ["structured_outputs", "exactly one"]),
+        (["--stop", ""], ["stop", "''"]),
+        (["--min-tokens", "17"], ["min_tokens", "17", "16"]),
+        (["--output-kind", "delta"], ["--output-kind"]),
+    ],
+)
+def test_a_wrong_sampling_option_is_found_before_the_model_is_loaded(words: list[str], facts: list[str]) -> None:
+    assert_one_line_error(octavo("generate", "no-such-model", "x", *words), 2, *facts)
+
+
 def test_chat_goes_on_from_one_answer(successor_folder: Path) -> None:
     assert_one_line_error(octavo("chat", str(successor_folder), "--n", "2"), 2, "--n", "found 2", "expected 1")
 
@@ -307,7 +362,8 @@ def test_chat_says_that_the_model_failed_and_ends_when_nobody_is_there(tmp_path:
     weights["lm_head.weight"] = weights["lm_head.weight"] * float("nan")
     outcome = octavo("chat", str(tiny.write(tmp_path, weights)), stdin="hi\nho\n")
     assert outcome.returncode == 1
-    assert outcome.stderr == "octavo: error: no token could be drawn: the model gave no finite numbers\n"
+    assert outcome.stderr.startswith("octavo: error: no token could be drawn: the model gave no finite numbers")
+    assert outcome.stderr.count("\n") == 1
     assert outcome.stdout.count("> ") == 1
 
 
@@ -384,17 +440,31 @@ def test_texts_are_printed_in_order_whatever_the_order_in_which_they_come() -> N
     assert sink.getvalue() == "aA\nbB\nc\n"
 
 
-def test_every_field_of_sampling_params_that_exists_yet_is_an_option() -> None:
+def test_every_field_of_sampling_params_but_the_kind_of_output_is_an_option() -> None:
     options = {option.name for option in SAMPLING_OPTIONS}
-    assert options == {field.name for field in fields(SamplingParams) if exists(field.name)}
+    assert options == {field.name for field in fields(SamplingParams)} - {"output_kind"}
 
 
-def exists(name: str) -> bool:
-    """Whether a senseless value is refused for being senseless, and not for the field itself."""
-    settings: dict[str, Any] = {name: object()}
-    with pytest.raises(InvalidRequest) as caught:
-        SamplingParams(**settings)
-    return "not available yet" not in str(caught.value)
+def test_the_help_tells_the_default_of_every_option() -> None:
+    defaults = {field.name: field.default for field in fields(SamplingParams)}
+    engine = {name: known.default for name, known in inspect.signature(LLM).parameters.items()}
+    # Where nothing is asked for unless the option is given, and where the default has a value that says more.
+    spoken = {
+        "include_stop_str_in_output",
+        "seed",
+        "threads",
+        "max_model_len",
+        "kv_cache_memory_bytes",
+        "device",
+        "dtype",
+    }
+    for option, default in [
+        *((option, defaults[option.name]) for option in SAMPLING_OPTIONS),
+        *((option, engine[option.name]) for option in ENGINE_OPTIONS),
+    ]:
+        if default is not None and option.name not in spoken:
+            shown = {True: "on", False: "off"}.get(default, str(default)) if isinstance(default, bool) else str(default)
+            assert option.help.endswith(f"(default: {shown})"), option.name
 
 
 def test_every_option_of_llm_is_an_option_but_the_seed_which_is_that_of_the_request() -> None:

@@ -64,7 +64,7 @@ def test_many_requests_share_a_small_pool(successor_folder: Path) -> None:
         expected = [list(range(start + 1, start + 9)) for start in range(20)]
         assert ids(llm.generate(prompts, GREEDY, use_tqdm=False)) == expected
         metrics = llm.get_metrics()
-        assert metrics.requests_finished == {"stop": 0, "length": 20, "abort": 0, "error": 0}
+        assert metrics.requests_finished == {"stop": 0, "length": 20, "abort": 0, "error": 0, "deadline": 0}
         assert metrics.kv_blocks_peak <= metrics.kv_blocks_total == 10
         assert 0 < metrics.kv_waste_mean < 1
         assert (metrics.prompt_tokens, metrics.generation_tokens) == (sum(map(len, prompts)), 160)

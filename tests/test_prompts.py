@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from calls import GREEDY, assert_alive, ids
-from octavo import LLM, InvalidRequest, SamplingParams
+from octavo import LLM, InvalidRequest, SamplingParams, StructuredOutputsParams
 
 
 def test_all_forms_of_a_prompt_mean_the_same(successor: LLM) -> None:
@@ -85,11 +85,27 @@ def test_the_last_id_of_the_vocabulary_is_a_prompt(successor: LLM) -> None:
         ([GREEDY, None], "sampling_params: found"),
         (SamplingParams(stop_token_ids=[3, 512]), r"prompt 0: stop_token_ids\[1\]: found 512, expected 0 to 511"),
         (SamplingParams(logprobs=513), "prompt 0: logprobs: found 513, expected at most 512"),
+        (SamplingParams(prompt_logprobs=513), "prompt 0: prompt_logprobs: found 513, expected at most 512"),
+        (SamplingParams(allowed_token_ids=[3, 512]), r"prompt 0: allowed_token_ids\[1\]: found 512, expected 0 to 511"),
+        (SamplingParams(logit_bias={"60000": 5}), "prompt 0: logit_bias: found token 60000, expected 0 to 511 as keys"),
+        ([GREEDY, SamplingParams(logit_bias={512: 5})], "prompt 1: logit_bias: found token 512, expected 0 to 511"),
+        (
+            [GREEDY, SamplingParams(stop_token_ids=[512])],
+            r"prompt 1: stop_token_ids\[0\]: found 512, expected 0 to 511",
+        ),
+        (
+            [GREEDY, SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))],
+            r"prompt 1: structured_outputs\.regex: ",
+        ),
     ],
 )
 def test_wrong_parameters_are_refused_before_anything_is_queued(successor: LLM, params: Any, reason: str) -> None:
+    admitted = successor.get_metrics().requests_admitted
     with pytest.raises(InvalidRequest, match=f"^{reason}"):
         successor.generate([[1], [2]], params, use_tqdm=False)
+    with pytest.raises(InvalidRequest, match=f"^{reason}"):
+        successor.stream([[1], [2]], params)
+    assert successor.get_metrics().requests_admitted == admitted
     assert_alive(successor)
 
 
@@ -131,9 +147,15 @@ def test_the_checkpoints_recommendation_counts_only_where_no_parameters_are_give
     ) == ids([output])
 
 
-def test_a_recommendation_can_be_ignored_and_one_that_cannot_be_followed_is_an_error(tmp_path: Path) -> None:
+def test_a_recommended_penalty_counts(tmp_path: Path) -> None:
     folder = tiny.write(tmp_path, tiny.successor_weights(), generation_config={"repetition_penalty": 1.3})
-    with pytest.raises(InvalidRequest, match=r"generation config: repetition_penalty is not available yet.*'octavo'"):
+    with LLM(folder, device="reference", max_model_len=64) as llm:
+        assert llm.default_sampling_params() == SamplingParams(repetition_penalty=1.3)
+
+
+def test_a_recommendation_can_be_ignored_and_one_that_cannot_be_followed_is_an_error(tmp_path: Path) -> None:
+    folder = tiny.write(tmp_path, tiny.successor_weights(), generation_config={"repetition_penalty": 1000})
+    with pytest.raises(InvalidRequest, match=r"generation config: repetition_penalty: found 1000.*'octavo'"):
         LLM(folder, device="reference", max_model_len=64)
     with LLM(folder, device="reference", max_model_len=64, generation_config="octavo") as llm:
         assert llm.default_sampling_params() == SamplingParams()
@@ -155,6 +177,11 @@ def test_a_model_without_text_takes_token_ids_only(tmp_path: Path) -> None:
             InvalidRequest, match="prompt 0: found a text, expected token ids: the model has no tokenizer"
         ):
             llm.generate("abc")
+        for fields in ({"stop": "x"}, {"bad_words": ["x"]}):
+            with pytest.raises(InvalidRequest, match=r"^prompt 0: .*the model has no tokenizer"):
+                llm.generate([[1]], SamplingParams(**fields))
+        with pytest.raises(InvalidRequest, match="no tokenizer"):
+            llm.generate([[1]], SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
         with pytest.raises(InvalidRequest, match="no tokenizer"):
             llm.chat([{"role": "user", "content": "x"}])
     with LLM(folder, device="reference", max_model_len=64, tokenizer=tmp_path / "elsewhere.json") as llm:

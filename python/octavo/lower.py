@@ -89,6 +89,8 @@ class _Lowering:
 
     def _lowered(self, params: SamplingParams, where: str) -> RequestParams:
         biases = dict(params.logit_bias or {})
+        if params.stop and self._core.tokenizer is None:
+            raise InvalidRequest(f"{where}: stop: found texts, expected None: the model has no tokenizer")
         self._check_tokens(params.stop_token_ids, f"{where}: stop_token_ids")
         self._check_tokens(params.allowed_token_ids, f"{where}: allowed_token_ids")
         for token in biases:
