@@ -50,7 +50,7 @@ fn zeros(format: WeightFormat) -> Matrix<'static> {
 
 fn draw(criterion: &mut Criterion) {
     let mut state = 1u32;
-    let logits: Vec<f32> = (0..49_152)
+    let mut logits: Vec<f32> = (0..49_152)
         .map(|_| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (state >> 8) as f32 / 16_777_216.0 * 20.0
@@ -65,7 +65,7 @@ fn draw(criterion: &mut Criterion) {
     ];
     let mut group = criterion.benchmark_group("draw from 49152 logits");
     for (name, row) in rows {
-        group.bench_function(name, |bencher| bencher.iter(|| sampling::sample(black_box(&logits), &row)));
+        group.bench_function(name, |bencher| bencher.iter(|| sampling::sample(black_box(&mut logits), &row)));
     }
     group.finish();
 }

@@ -1,6 +1,6 @@
 //! A decoder as plain data: built once from a checkpoint's configuration, executed by any backend.
 
-use crate::WeightId;
+use crate::{BackendError, WeightId};
 
 /// A decoder-only transformer. Oddities of families are folded into these numbers when it is built.
 #[derive(Debug, Clone, PartialEq)]
@@ -197,6 +197,20 @@ impl DecoderSpec {
             }
         }
         KvGeometry { block_size, groups }
+    }
+}
+
+impl HeadSpec {
+    /// Refuses a number of tokens that the head's rows do not have.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] with the number.
+    pub fn check(&self, vocab_size: usize) -> Result<(), BackendError> {
+        if (1..=vocab_size).contains(&self.num_tokens) {
+            return Ok(());
+        }
+        let (found, expected) = (self.num_tokens.to_string(), format!("1 to {vocab_size}"));
+        Err(BackendError::Unsupported { what: "tokens that can be drawn", found, expected })
     }
 }
 

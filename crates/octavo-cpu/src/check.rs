@@ -96,7 +96,7 @@ mod tests {
             tokens: vec![1, 2, 3],
             spans: vec![SpanInput { first_row: 0, len: 2, start: 40 }, SpanInput { first_row: 2, len: 1, start: 0 }],
             groups: vec![GroupInputs { tables: vec![99, 1, 2, 3], table_starts: vec![0, 3, 4], copies: vec![] }],
-            samples: vec![],
+            ..StepInputs::default()
         }
     }
 

@@ -4,8 +4,12 @@
 //! head, a range of tiles, a unit of attention) is handed out once and writes its own part of a buffer; what a region
 //! reads was written in an earlier one. The barrier between regions makes it visible.
 
+use std::ops::Range;
+
 use half::bf16;
-use octavo_backend::{BackendError, SampleError, Sampled, StepInputs, StepResult, sampling};
+use octavo_backend::{
+    BackendError, SampleError, Sampled, StepInputs, StepResult, TokenLogprobs, numerics::rms_norm, sampling,
+};
 
 use crate::{
     activation::{Activations, Norm},
@@ -28,27 +32,49 @@ pub struct Kernels {
     pub silu: GateKernel,
 }
 
-type Drawn = Result<Sampled, SampleError>;
-
 /// What all workers of a step see.
 pub struct Step<'a> {
     plan: &'a CpuPlan,
     inputs: &'a StepInputs,
     kernels: &'a Kernels,
-    results: Results,
+    sampled: Results<Result<Sampled, SampleError>>,
+    scores: Results<Result<TokenLogprobs, SampleError>>,
+    hidden: Results<f32>,
 }
 
-/// One place for each sampled row, each written by one worker.
-#[derive(Clone, Copy)]
-struct Results {
-    start: *mut Drawn,
+/// Places in a step's result, each written by one worker.
+struct Results<T> {
+    start: *mut T,
     len: usize,
 }
 
-// SAFETY: only an address; `Step::draw` writes each place from one worker.
-unsafe impl Send for Results {}
+// SAFETY: only an address; each place is written from one worker, which is what `Results::write` asks for.
+unsafe impl<T: Send> Send for Results<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Results {}
+unsafe impl<T: Send> Sync for Results<T> {}
+
+impl<T> Results<T> {
+    fn of(places: &mut [T]) -> Results<T> {
+        Results { start: places.as_mut_ptr(), len: places.len() }
+    }
+
+    /// # Safety
+    /// The places live, and nobody else uses this one.
+    unsafe fn write(&self, index: usize, value: T) {
+        assert!(index < self.len);
+        // SAFETY: in bounds, initialised, and exclusive by the contract.
+        unsafe { *self.start.add(index) = value };
+    }
+
+    /// # Safety
+    /// The places live, and nobody else uses these.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: in bounds, initialised, and exclusive by the contract.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
 
 impl Step<'_> {
     /// Runs a step that [`CpuPlan::prepare`] has checked and planned.
@@ -61,11 +87,21 @@ impl Step<'_> {
         kernels: &Kernels,
         pool: &mut Pool,
     ) -> Result<StepResult, BackendError> {
-        let mut sampled = vec![Err(SampleError::NotFinite); inputs.samples.len()];
-        let results = Results { start: sampled.as_mut_ptr(), len: sampled.len() };
-        let step = Step { plan, inputs, kernels, results };
+        let mut result = StepResult {
+            sampled: vec![Err(SampleError::NotFinite); inputs.samples.len()],
+            scores: vec![Err(SampleError::NotFinite); inputs.scores.len()],
+            hidden: vec![0.0; inputs.hidden.len() * plan.spec.hidden_size],
+        };
+        let step = Step {
+            plan,
+            inputs,
+            kernels,
+            sampled: Results::of(&mut result.sampled),
+            scores: Results::of(&mut result.scores),
+            hidden: Results::of(&mut result.hidden),
+        };
         pool.run(|worker| step.work(worker))?;
-        Ok(StepResult { sampled, ..StepResult::default() })
+        Ok(result)
     }
 
     fn work(&self, worker: &Worker<'_>) {
@@ -75,8 +111,10 @@ impl Step<'_> {
             self.attend(worker, index);
             self.feed_forward(worker, index);
         }
-        for first in (0..self.inputs.samples.len()).step_by(self.plan.head_rows) {
-            self.sample(worker, first);
+        self.report_hidden(worker);
+        let wanted = self.inputs.samples.len() + self.inputs.scores.len();
+        for first in (0..wanted).step_by(self.plan.head_rows) {
+            self.head(worker, first..wanted.min(first + self.plan.head_rows));
         }
     }
 
@@ -199,17 +237,36 @@ impl Step<'_> {
         self.project(worker, &weights.down, inputs, self.residual());
     }
 
-    /// Logits and draws of up to [`CpuPlan::head_rows`] samples from `first` on.
-    fn sample(&self, worker: &Worker<'_>, first: usize) {
-        let samples = &self.inputs.samples[first..self.inputs.samples.len().min(first + self.plan.head_rows)];
-        let head = self.plan.weights.head();
-        let inputs = &self.plan.inputs.activations[self.plan.inputs.head];
-        let norm = Norm { weight: &self.plan.weights.final_norm, epsilon: self.plan.spec.head.norm.epsilon };
-        worker.for_each(samples.len(), 1, |range| {
+    /// The hidden states that are wanted.
+    fn report_hidden(&self, worker: &Worker<'_>) {
+        if self.inputs.hidden.is_empty() {
+            return;
+        }
+        let (width, epsilon) = (self.plan.spec.hidden_size, self.plan.spec.head.norm.epsilon);
+        worker.for_each(self.inputs.hidden.len(), 1, |range| {
             for index in range {
                 // SAFETY: see the module.
                 unsafe {
-                    let hidden = self.row(self.plan.buffers.hidden, samples[index].row, self.plan.spec.hidden_size);
+                    let hidden = self.row(self.plan.buffers.hidden, self.inputs.hidden[index], width);
+                    let wanted = self.hidden.slice(index * width..(index + 1) * width);
+                    rms_norm(hidden, &self.plan.weights.final_norm, epsilon, wanted);
+                }
+            }
+        });
+    }
+
+    /// Logits of up to [`CpuPlan::head_rows`] samples and scores, and what is wanted of them. Scores are numbered after
+    /// all samples.
+    fn head(&self, worker: &Worker<'_>, wanted: Range<usize>) {
+        let head = self.plan.weights.head();
+        let inputs = &self.plan.inputs.activations[self.plan.inputs.head];
+        let norm = Norm { weight: &self.plan.weights.final_norm, epsilon: self.plan.spec.head.norm.epsilon };
+        worker.for_each(wanted.len(), 1, |range| {
+            for index in range {
+                let row = self.row_of(wanted.start + index);
+                // SAFETY: see the module.
+                unsafe {
+                    let hidden = self.row(self.plan.buffers.hidden, row, self.plan.spec.hidden_size);
                     inputs.write_normalized_row(index, hidden, norm);
                 }
             }
@@ -219,9 +276,9 @@ impl Step<'_> {
         let output = Output { start: self.plan.memory.pointer(logits), stride: vocab_size, mode: Mode::Store };
         worker.for_each_shrinking(head.tiles(), |tiles| {
             // SAFETY: see the module.
-            unsafe { self.kernels.matmul.run(head, inputs, 0..samples.len(), tiles, output) };
+            unsafe { self.kernels.matmul.run(head, inputs, 0..wanted.len(), tiles, output) };
         });
-        worker.for_each(samples.len(), 1, |range| {
+        worker.for_each(wanted.len(), 1, |range| {
             for index in range {
                 // SAFETY: see the module.
                 let row = unsafe { self.row_mut(logits, index, vocab_size) };
@@ -229,15 +286,29 @@ impl Step<'_> {
                 if scale != 1.0 {
                     row.iter_mut().for_each(|logit| *logit *= scale);
                 }
-                self.draw(first + index, sampling::sample(row, &samples[index]));
+                self.draw(wanted.start + index, &mut row[..self.plan.spec.head.num_tokens]);
             }
         });
     }
 
-    fn draw(&self, index: usize, drawn: Drawn) {
-        assert!(index < self.results.len);
-        // SAFETY: in bounds, initialised; each index is handed out once, and `run` reads after all workers have left.
-        unsafe { *self.results.start.add(index) = drawn };
+    fn row_of(&self, wanted: usize) -> usize {
+        let StepInputs { samples, scores, .. } = self.inputs;
+        samples.get(wanted).map_or_else(|| scores[wanted - samples.len()].row, |sample| sample.row)
+    }
+
+    /// Draws from a row of logits, or scores it.
+    fn draw(&self, wanted: usize, logits: &mut [f32]) {
+        let StepInputs { samples, scores, .. } = self.inputs;
+        // SAFETY: each index is handed out once, and `run` reads after all workers have left.
+        unsafe {
+            match samples.get(wanted) {
+                Some(sample) => self.sampled.write(wanted, sampling::sample(logits, sample)),
+                None => {
+                    let index = wanted - samples.len();
+                    self.scores.write(index, sampling::score(logits, &scores[index]));
+                }
+            }
+        }
     }
 
     /// One region: rounds the norm of every row of the residual stream.

@@ -259,6 +259,7 @@ fn check_spec(spec: &DecoderSpec) -> Result<(), BackendError> {
         let found = format!("{} x {}", spec.vocab_size, spec.hidden_size);
         return refuse("embedding", found, "at least one row and one column");
     }
+    spec.head.check(spec.vocab_size)?;
     for layer in &spec.layers {
         let attention = &layer.attention;
         let (heads, kv_heads) = (attention.num_heads, attention.num_kv_heads);

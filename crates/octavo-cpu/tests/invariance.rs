@@ -63,15 +63,11 @@ impl Machine {
             group.table_starts.push(group.tables.len());
             if index == reported {
                 inputs.samples.extend((0..tokens.len()).map(|offset| SampleRow {
-                    row: first_row + offset,
-                    position: (start + offset + 1) as u32,
-                    choice: 0,
                     seed: 9,
                     temperature: 0.8,
-                    top_k: 0,
                     top_p: 0.95,
-                    min_p: 0.0,
                     logprobs: Some(self.vocab_size),
+                    ..SampleRow::greedy(first_row + offset, (start + offset + 1) as u32)
                 }));
             }
         }

@@ -1,7 +1,9 @@
 //! Runs steps on a backend from plain token lists and block tables.
 
 use super::TinyModel;
-use crate::{Backend, BackendError, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits};
+use crate::{
+    Backend, BackendError, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits, StepResult,
+};
 
 /// Rows that one step of a [`Driver`] may have.
 const MAX_ROWS: usize = 512;
@@ -140,7 +142,7 @@ impl<B: Backend> Driver<B> {
     ///
     /// # Errors
     /// Whatever the backend says.
-    pub fn try_run(&mut self, inputs: &StepInputs) -> Result<crate::StepResult, BackendError> {
+    pub fn try_run(&mut self, inputs: &StepInputs) -> Result<StepResult, BackendError> {
         self.backend.run(&mut self.plan, inputs)
     }
 }

@@ -6,6 +6,7 @@
 
 mod attention;
 mod driver;
+mod head;
 mod matmul;
 mod model;
 mod sharing;
@@ -34,6 +35,9 @@ pub fn run_all<B: Backend>(make: impl Fn() -> B) {
     sharing::each_group_copies_its_own_blocks(&make);
     sharing::a_table_may_begin_with_vacant_entries_before_its_window(&make);
     sharing::draws_of_one_row_equal_those_of_separate_requests(&make);
+    head::rules_scores_and_hidden_states_equal_the_reference(&make);
+    head::padding_is_never_drawn_nor_weighed(&make);
+    head::scores_and_hidden_states_do_not_depend_on_chunks(&make);
 }
 
 #[cfg(test)]

@@ -68,6 +68,7 @@ impl Backend for Reference {
         weights: &mut dyn WeightSource,
         limits: &StepLimits,
     ) -> Result<ReferencePlan, BackendError> {
+        spec.head.check(spec.vocab_size)?;
         let mut matrices = |id| -> Result<Vec<Matrix<'static>>, BackendError> {
             let parts = weights.weight(id)?.into_matrices(id, &spec.weight_shape(id))?;
             Ok(parts.into_iter().map(Matrix::into_owned).collect())
@@ -212,20 +213,37 @@ impl ReferencePlan {
         add(hidden, &matmul(&weights.down, numerics, &inner));
     }
 
+    /// Samples, then scores, in tiles of rows; and the hidden states that are wanted.
     fn head(&self, numerics: Numerics, inputs: &StepInputs, hidden: &[f32]) -> StepResult {
-        let width = self.spec.hidden_size;
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let mut sampled = Vec::with_capacity(inputs.samples.len());
-        for samples in inputs.samples.chunks(HEAD_ROWS) {
-            let rows: Vec<f32> =
-                samples.iter().flat_map(|sample| &hidden[sample.row * width..][..width]).copied().collect();
-            let normed = norm_rows(&rows, &self.final_norm, self.spec.head.norm.epsilon);
-            let mut logits = matmul(head, numerics, &normed);
-            logits.iter_mut().for_each(|logit| *logit *= self.spec.head.logit_scale);
-            let rows = logits.chunks_exact(self.spec.vocab_size);
-            sampled.extend(rows.zip(samples).map(|(logits, sample)| sampling::sample(logits, sample)));
+        let StepInputs { samples, scores, .. } = inputs;
+        let mut result = StepResult::default();
+        let rows: Vec<usize> =
+            samples.iter().map(|sample| sample.row).chain(scores.iter().map(|score| score.row)).collect();
+        for (tile, rows) in rows.chunks(HEAD_ROWS).enumerate() {
+            let mut logits = self.logits(numerics, &self.final_norm(hidden, rows));
+            for (offset, logits) in logits.chunks_exact_mut(self.spec.vocab_size).enumerate() {
+                let logits = &mut logits[..self.spec.head.num_tokens];
+                let index = tile * HEAD_ROWS + offset;
+                match samples.get(index) {
+                    Some(sample) => result.sampled.push(sampling::sample(logits, sample)),
+                    None => result.scores.push(sampling::score(logits, &scores[index - samples.len()])),
+                }
+            }
         }
-        StepResult { sampled, ..StepResult::default() }
+        result.hidden = self.final_norm(hidden, &inputs.hidden);
+        result
+    }
+
+    fn final_norm(&self, hidden: &[f32], rows: &[usize]) -> Vec<f32> {
+        let width = self.spec.hidden_size;
+        let rows: Vec<f32> = rows.iter().flat_map(|row| &hidden[row * width..][..width]).copied().collect();
+        norm_rows(&rows, &self.final_norm, self.spec.head.norm.epsilon)
+    }
+
+    fn logits(&self, numerics: Numerics, normed: &[f32]) -> Vec<f32> {
+        let mut logits = matmul(self.head.as_ref().unwrap_or(&self.embedding), numerics, normed);
+        logits.iter_mut().for_each(|logit| *logit *= self.spec.head.logit_scale);
+        logits
     }
 }
 

@@ -114,7 +114,7 @@ impl Sequence {
                 table_starts: vec![0, self.table.len()],
                 copies: vec![],
             }],
-            samples: vec![],
+            ..StepInputs::default()
         };
         let mut schedule = AttentionSchedule::new(shape, kernels.tile, &limits);
         schedule.plan(&inputs, workers);
