@@ -1,0 +1,207 @@
+//! From nodes to rules.
+
+use llguidance::{
+    api::{GrammarInit, ParserLimits},
+    derivre::RegexAst,
+    earley::SymIdx,
+};
+
+use super::{
+    literal::{COLON, COMMA, named},
+    node::{Items, Members, Node, NodeId, Presence, options},
+};
+use crate::grammar::{CompileError, rules::Rules};
+
+/// States that a count of members may take over all fields of one object.
+const MOST_STATES: usize = 50_000;
+
+/// The grammar of a graph whose first node has values; `ends` says which others have.
+pub(super) fn emitted(nodes: &[Node], ends: &[bool], limits: &ParserLimits) -> Result<GrammarInit, CompileError> {
+    let mut emitter =
+        Emitter { rules: Rules::new(limits)?, nodes, ends, known: vec![None; nodes.len()], todo: Vec::new() };
+    let root = emitter.reference(NodeId(0))?;
+    while let Some((id, symbol)) = emitter.todo.pop() {
+        let body = emitter.body(id)?;
+        emitter.rules.define(symbol, &[body])?;
+    }
+    emitter.rules.finished(root)
+}
+
+struct Emitter<'a> {
+    rules: Rules,
+    nodes: &'a [Node],
+    ends: &'a [bool],
+    known: Vec<Option<SymIdx>>,
+    todo: Vec<(NodeId, SymIdx)>,
+}
+
+impl Emitter<'_> {
+    /// How rules refer to a node. What is more than a text is written later, so that nodes may refer to themselves.
+    fn reference(&mut self, id: NodeId) -> Result<SymIdx, CompileError> {
+        if let Some(known) = self.known[id.0] {
+            return Ok(known);
+        }
+        let reference = match &self.nodes[id.0] {
+            Node::Leaf(texts) => self.lexeme(texts.clone())?,
+            _ => {
+                let placeholder = self.rules.symbol();
+                self.todo.push((id, placeholder));
+                placeholder
+            }
+        };
+        self.known[id.0] = Some(reference);
+        Ok(reference)
+    }
+
+    fn body(&mut self, id: NodeId) -> Result<SymIdx, CompileError> {
+        match &self.nodes[id.0] {
+            Node::Select(_) => self.select(id),
+            Node::Array(items) => self.array(&items.without(self.ends)),
+            Node::Object(members) => self.object(&members.without(self.ends)),
+            Node::Leaf(texts) => self.lexeme(texts.clone()),
+            Node::Unknown | Node::Never(..) => {
+                Err(CompileError::Source("a form without values was left in".to_owned()))
+            }
+        }
+    }
+
+    fn lexeme(&mut self, texts: RegexAst) -> Result<SymIdx, CompileError> {
+        self.rules.lexeme(texts)
+    }
+
+    fn pattern(&mut self, pattern: &str) -> Result<SymIdx, CompileError> {
+        self.lexeme(RegexAst::Regex(pattern.to_owned()))
+    }
+
+    fn literal(&mut self, text: &str) -> Result<SymIdx, CompileError> {
+        self.lexeme(RegexAst::Literal(text.to_owned()))
+    }
+
+    /// Texts become one lexeme.
+    fn select(&mut self, id: NodeId) -> Result<SymIdx, CompileError> {
+        let (mut texts, mut others) = (Vec::new(), Vec::new());
+        for option in options(self.nodes, id).into_iter().filter(|option| self.ends[option.0]) {
+            match &self.nodes[option.0] {
+                Node::Leaf(leaf) => texts.push(leaf.clone()),
+                _ => others.push(self.reference(option)?),
+            }
+        }
+        if !texts.is_empty() {
+            others.push(self.lexeme(RegexAst::Or(texts))?);
+        }
+        self.rules.select(&others)
+    }
+
+    fn array(&mut self, items: &Items) -> Result<SymIdx, CompileError> {
+        let comma = self.pattern(COMMA)?;
+        let most = items.most.unwrap_or(usize::MAX);
+        let first = &items.first[..items.first.len().min(most)];
+        let mut tail = match items.rest.filter(|_| most > first.len()) {
+            Some(rest) => {
+                let item = self.reference(rest)?;
+                let left = items.most.map(|most| most - first.len());
+                self.repeated(item, comma, first.is_empty(), items.least.saturating_sub(first.len()), left)?
+            }
+            None => self.rules.sequence(&[])?,
+        };
+        for (index, &item) in first.iter().enumerate().rev() {
+            let item = self.reference(item)?;
+            let with = if index == 0 { vec![item, tail] } else { vec![comma, item, tail] };
+            let with = self.rules.sequence(&with)?;
+            tail = if index < items.least { with } else { self.rules.optional(with)? };
+        }
+        let (open, close) = (self.literal("[")?, self.literal("]")?);
+        self.rules.sequence(&[open, tail, close])
+    }
+
+    /// Several of `item` with commas between them, and before the first if `is_first` is not so.
+    fn repeated(
+        &mut self,
+        item: SymIdx,
+        comma: SymIdx,
+        is_first: bool,
+        least: usize,
+        most: Option<usize>,
+    ) -> Result<SymIdx, CompileError> {
+        if most == Some(0) {
+            return self.rules.sequence(&[]);
+        }
+        let next = self.rules.sequence(&[comma, item])?;
+        if !is_first {
+            return self.rules.repeat(next, least, most);
+        }
+        let others = self.rules.repeat(next, least.saturating_sub(1), most.map(|most| most - 1))?;
+        let all = self.rules.sequence(&[item, others])?;
+        if least == 0 { self.rules.optional(all) } else { Ok(all) }
+    }
+
+    fn object(&mut self, members: &Members) -> Result<SymIdx, CompileError> {
+        let inner = self.members(members)?;
+        let (open, close) = (self.literal("{")?, self.literal("}")?);
+        self.rules.sequence(&[open, inner, close])
+    }
+
+    /// From the last field to the first: what may follow once `count` members are written.
+    fn members(&mut self, members: &Members) -> Result<SymIdx, CompileError> {
+        // Without an upper bound, counting ends where no more are asked for; the first comma needs one.
+        let counted = members.most.unwrap_or(members.least.max(1)).min(members.fields.len().max(members.least) + 1);
+        let states = (members.fields.len() + 1).saturating_mul(counted + 1);
+        CompileError::check("counts of members in one object", states, MOST_STATES)?;
+        let mut tails = Vec::with_capacity(counted + 1);
+        for count in 0..=counted {
+            tails.push(self.extra(members, count)?);
+        }
+        for field in members.fields.iter().rev() {
+            let (first, later) = (self.field(&field.name, false)?, self.field(&field.name, true)?);
+            let value = self.reference(field.node)?;
+            let mut before = Vec::with_capacity(tails.len());
+            for count in 0..=counted {
+                let is_full = members.most == Some(count);
+                let after = tails[(count + 1).min(counted)].clone().filter(|_| !is_full);
+                let name = if count == 0 { first } else { later };
+                let with = after.map(|after| [vec![name, value], after].concat());
+                let without = tails[count].clone().filter(|_| field.presence == Presence::Optional);
+                before.push(match (with, without) {
+                    (Some(with), Some(without)) => {
+                        let both = [self.rules.sequence(&with)?, self.rules.sequence(&without)?];
+                        Some(vec![self.rules.select(&both)?])
+                    }
+                    (one, other) => one.or(other),
+                });
+            }
+            tails = before;
+        }
+        match tails.swap_remove(0) {
+            Some(all) => self.rules.sequence(&all),
+            None => Err(CompileError::Source("no number of members fits".to_owned())),
+        }
+    }
+
+    /// A name with what leads to its value, and with a comma before it if another member is there already.
+    fn field(&mut self, name: &str, is_later: bool) -> Result<SymIdx, CompileError> {
+        let mut texts = vec![named(name)];
+        if is_later {
+            texts.insert(0, RegexAst::Regex(COMMA.to_owned()));
+        }
+        self.lexeme(RegexAst::Concat(texts))
+    }
+
+    /// Members without a field of their own, once `count` are written; `None` if too few would be there.
+    fn extra(&mut self, members: &Members, count: usize) -> Result<Option<Vec<SymIdx>>, CompileError> {
+        let least = members.least.saturating_sub(count);
+        let most = members.most.map(|most| most.saturating_sub(count));
+        if members.extra.is_empty() || most == Some(0) {
+            return Ok((least == 0).then(Vec::new));
+        }
+        let comma = self.pattern(COMMA)?;
+        let mut items = Vec::with_capacity(members.extra.len());
+        for (name, node) in &members.extra {
+            let colon = RegexAst::Regex(COLON.to_owned());
+            let name = self.lexeme(RegexAst::Concat(vec![name.clone(), colon]))?;
+            let value = self.reference(*node)?;
+            items.push(self.rules.sequence(&[name, value])?);
+        }
+        let item = self.rules.select(&items)?;
+        Ok(Some(vec![self.repeated(item, comma, count == 0, least, most)?]))
+    }
+}
