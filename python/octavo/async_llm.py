@@ -44,8 +44,7 @@ class AsyncLLM(LoadedModel):
         runs from here on, read or not. It ends early when the stream is closed or dropped, or when a task that waits
         for its next output is cancelled. What an output holds is said by `sampling_params.output_kind`.
 
-        A new structured output is compiled in the call, which can take a loop's time: `docs/generate.md` says how to
-        keep it out of the loop's way.
+        A structured output is compiled in the call, unless an equal one is known: the loop waits for that.
         """
         self._check_usable()
         read = tokenized_prompt(prompt, tokenizer=self._tokenizer, vocab_size=self._core.vocab_size)

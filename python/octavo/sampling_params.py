@@ -70,17 +70,18 @@ class SamplingParams:
     seed: int | None = None
     """Keys the request's noise, from 0 to 2^64 - 1. None takes a fresh one, which the output reports."""
     stop: str | Sequence[str] | None = None
-    """Texts that end the request: at most 64, of at most 1024 characters each. The earliest match in the text counts,
-    wherever in a token it begins or ends. All of its tokens stand in `token_ids`; the text ends before it. It is
-    looked for in the output alone, from `min_tokens` on, and needs `detokenize`."""
+    """Texts that end the request: at most 64, of at most 1024 characters each. The match that is complete first counts,
+    wherever in a token it begins or ends; of several that end there, the longest. The text ends before it, and
+    `token_ids` with the token that completes it. It is looked for in the output alone, and needs `detokenize`."""
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the request, besides the model's own. They stand in `token_ids` and not in the text."""
     bad_words: Sequence[str] | None = None
     """Texts that the output does not have: at most 1024, of at most 1024 characters each. A word is banned as the
-    tokens that the tokenizer makes of it, alone and after a space: the last token of these is not drawn after the
-    others. The same letters may still come from other tokens."""
+    tokens that the tokenizer makes of it, alone and after a space: where the output ends with all of these but the
+    last, the last is not drawn. The same letters may still come from other tokens, or begin in the prompt."""
     allowed_token_ids: Sequence[int] | None = None
-    """The only tokens that may be drawn. The model's end tokens are drawn only if they are among them."""
+    """The only tokens that may be drawn. The model's end tokens are drawn only if they are among them, or where
+    `structured_outputs` is complete."""
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None
     """Added to the logits of tokens before anything else: a number from -100 to 100 by token id, which may be spelled
     in digits."""
@@ -89,8 +90,9 @@ class SamplingParams:
     max_tokens: int | None = 16
     """The most tokens to generate; None goes on to the context's end."""
     min_tokens: int = 0
-    """Neither the model's end tokens nor `stop_token_ids` are drawn, and no stop string counts, before this many tokens
-    are there; at most `max_tokens`."""
+    """Neither the model's end tokens nor `stop_token_ids` are drawn before this many tokens are there, and a stop
+    string that these complete is text like any other; at most `max_tokens`. Where `structured_outputs` allows nothing
+    but the end, it ends earlier."""
     logprobs: int | None = None
     """Report the log-probability of each token and of this many likeliest ones; -1 is the whole vocabulary. They are
     those of the distribution after bias, masks and penalties, before temperature and filters."""
