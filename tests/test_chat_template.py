@@ -372,6 +372,12 @@ def test_a_wrong_tool_is_refused_with_its_place(tiny_llm: LLM, tools: Any, where
         tiny_llm.chat(USER, tools=tools, use_tqdm=False)
 
 
+def test_tools_that_a_template_would_not_tell_the_model_of_are_refused(tiny_llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match=r"^tools: the chat template has no place for them"):
+        tiny_llm.chat(USER, tools=[TOOL], use_tqdm=False)
+    assert tiny_llm.render_chat(USER, tools=[]) == tiny_llm.render_chat(USER)
+
+
 def test_the_last_message_is_left_open_where_the_model_goes_on_with_it(tiny_llm: LLM) -> None:
     messages = [*USER, {"role": "assistant", "content": "Sure <|im_end|>: "}]
     [prompt] = tiny_llm.render_chat(messages, add_generation_prompt=False, continue_final_message=True)

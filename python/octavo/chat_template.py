@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jinja2
+import jinja2.meta
 
 from octavo.checks import flag
 from octavo.errors import InvalidRequest
@@ -85,6 +86,7 @@ class ChatTemplate:
         self._sandbox = TemplateSandbox(max_seconds=max_seconds, max_characters=max_characters)
         try:
             self._template = self._sandbox.from_string(source)
+            self._knows_tools = "tools" in jinja2.meta.find_undeclared_variables(self._sandbox.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise InvalidRequest(f"chat template, line {error.lineno}: {error.message}") from error
         except RecursionError:
@@ -107,6 +109,8 @@ class ChatTemplate:
         """
         given = _checked_variables({} if options.chat_template_kwargs is None else options.chat_template_kwargs)
         tools = checked_tools(options.tools)
+        if tools and not self._knows_tools:
+            raise InvalidRequest("tools: the chat template has no place for them, expected none, or another template")
         marker, end = self._free_markers(messages, tools, given)
 
         def mark(text: str) -> str:
