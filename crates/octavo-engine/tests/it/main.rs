@@ -6,5 +6,6 @@ mod handle;
 mod law;
 #[cfg(feature = "long-tests")]
 mod long;
+mod rules;
 mod sharing;
 mod smollm2;
