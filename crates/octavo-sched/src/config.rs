@@ -1,7 +1,8 @@
 //! The scheduler's limits, and the one function that checks a request against them.
 
 use crate::block::VACANT_BLOCK;
-use crate::request::{InvalidParam, Limit, Rejected, SamplingParams, TokenId};
+use crate::rejected::{InvalidParam, Limit, Rejected};
+use crate::request::{SamplingParams, TokenId};
 
 /// What the scheduler has to work with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,6 +90,7 @@ impl SchedulerConfig {
         AdmissionLimits {
             context: self.max_model_len,
             max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens,
             block_size: self.block_size,
             pools: self.groups.iter().map(pool).collect(),
         }
@@ -115,6 +117,7 @@ pub struct AdmissionLimits {
     /// Most tokens that the model is served with.
     context: usize,
     max_num_seqs: usize,
+    max_num_batched_tokens: usize,
     block_size: usize,
     pools: Vec<PoolLimit>,
 }
@@ -149,7 +152,7 @@ impl AdmissionLimits {
 
     /// The length at which each of `n` continuations ends, if nothing stops it before.
     pub fn final_len(&self, prompt_len: usize, params: &SamplingParams) -> usize {
-        let limit = self.context.min(self.pool_len(prompt_len, params.n as usize));
+        let limit = self.context.min(self.pool_len(prompt_len, params.num_sequences()));
         params.max_tokens.map_or(limit, |tokens| prompt_len.saturating_add(tokens).min(limit))
     }
 
@@ -167,21 +170,24 @@ impl AdmissionLimits {
         if prompt_len == 0 {
             return Err(Rejected::EmptyPrompt);
         }
-        let n = params.n as usize;
+        let (n, field) = (params.num_sequences(), params.sequences_field());
         if n > self.max_num_seqs {
-            return Err(Rejected::TooManyContinuations { n, limit: self.max_num_seqs });
+            return Err(Rejected::TooManyContinuations { n, field, limit: self.max_num_seqs });
+        }
+        if params.beam.is_some() && n > self.max_num_batched_tokens {
+            return Err(Rejected::BeamTooWide { width: n, limit: self.max_num_batched_tokens });
         }
         let pool = self.pool_len(prompt_len, n);
         let limit = self.context.min(pool);
         if prompt_len >= limit {
             let because = if pool < self.context { Limit::Pool } else { Limit::Context };
-            return Err(Rejected::PromptTooLong { tokens: prompt_len, limit, because, n });
+            return Err(Rejected::PromptTooLong { tokens: prompt_len, limit, because, n, field });
         }
         // A single output may end at the pool's limit. Of several, each would end where the pool is divided, and the
         // first would not be what it is alone.
         let wanted = params.max_tokens.map_or(0, |tokens| prompt_len.saturating_add(tokens).min(self.context));
         if n > 1 && wanted > pool {
-            return Err(Rejected::TooLongTogether { n, tokens: wanted, limit: pool });
+            return Err(Rejected::TooLongTogether { n, field, tokens: wanted, limit: pool });
         }
         Ok(())
     }
@@ -190,6 +196,7 @@ impl AdmissionLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::BeamParams;
 
     fn config(groups: &[(usize, Option<usize>)]) -> SchedulerConfig {
         SchedulerConfig {
@@ -240,7 +247,7 @@ mod tests {
         let limits = config(&[(4, None)]).limits();
         let params = SamplingParams::default();
         assert_eq!(limits.check(7, &params), Ok(()));
-        let refused = Rejected::PromptTooLong { tokens: 8, limit: 8, because: Limit::Pool, n: 1 };
+        let refused = Rejected::PromptTooLong { tokens: 8, limit: 8, because: Limit::Pool, n: 1, field: "n" };
         assert_eq!(limits.check(8, &params), Err(refused));
         assert_eq!(limits.check(0, &params), Err(Rejected::EmptyPrompt));
     }
@@ -248,7 +255,7 @@ mod tests {
     #[test]
     fn the_context_is_named_when_it_is_the_tighter_limit() {
         let limits = SchedulerConfig { max_model_len: 8, ..config(&[(4, None)]) }.limits();
-        let refused = Rejected::PromptTooLong { tokens: 9, limit: 8, because: Limit::Context, n: 1 };
+        let refused = Rejected::PromptTooLong { tokens: 9, limit: 8, because: Limit::Context, n: 1, field: "n" };
         assert_eq!(limits.check(9, &SamplingParams::default()), Err(refused));
     }
 
@@ -265,7 +272,7 @@ mod tests {
         let params = |n| SamplingParams { n, max_tokens: None, ..Default::default() };
         // One block of the prompt is full; six are left.
         assert_eq!([1, 2, 3].map(|n| limits.final_len(3, &params(n))), [14, 8, 6]);
-        let refused = Rejected::PromptTooLong { tokens: 10, limit: 10, because: Limit::Pool, n: 3 };
+        let refused = Rejected::PromptTooLong { tokens: 10, limit: 10, because: Limit::Pool, n: 3, field: "n" };
         assert_eq!(limits.check(10, &params(3)), Err(refused));
     }
 
@@ -274,7 +281,7 @@ mod tests {
         let limits = config(&[(7, None)]).limits();
         let params = |n, max_tokens| SamplingParams { n, max_tokens, ..Default::default() };
         assert_eq!(limits.check(3, &params(2, Some(5))), Ok(()));
-        let refused = Rejected::TooLongTogether { n: 2, tokens: 9, limit: 8 };
+        let refused = Rejected::TooLongTogether { n: 2, field: "n", tokens: 9, limit: 8 };
         assert_eq!(limits.check(3, &params(2, Some(6))), Err(refused));
         assert_eq!(limits.check(3, &params(1, Some(60))), Ok(()), "a single one ends at the limit");
         assert_eq!(limits.check(3, &params(2, None)), Ok(()), "and so do several that ask for no length");
@@ -283,8 +290,35 @@ mod tests {
     #[test]
     fn more_continuations_than_can_run_at_once_are_refused() {
         let params = SamplingParams { n: 5, ..Default::default() };
-        let refused = Rejected::TooManyContinuations { n: 5, limit: 4 };
+        let refused = Rejected::TooManyContinuations { n: 5, field: "n", limit: 4 };
         assert_eq!(config(&[(9, None)]).limits().check(1, &params), Err(refused));
+    }
+
+    #[test]
+    fn a_search_is_held_to_the_same_limits_by_its_width_and_to_the_tokens_of_a_step() {
+        let params = |width, max_tokens| {
+            let beam = Some(BeamParams { width, length_penalty: 1.0 });
+            SamplingParams { beam, max_tokens, ..Default::default() }
+        };
+        let limits = SchedulerConfig { max_num_batched_tokens: 3, ..config(&[(7, None)]) }.limits();
+        let message = |width, max_tokens| limits.check(3, &params(width, max_tokens)).unwrap_err().to_string();
+        assert_eq!(limits.check(3, &params(2, Some(5))), Ok(()));
+        assert_eq!(limits.final_len(3, &params(2, None)), 8);
+        assert_eq!(
+            message(5, Some(5)),
+            "beam_width is 5, expected at most 4, the sequences that can run at once (max_num_seqs)"
+        );
+        assert_eq!(
+            message(4, Some(5)),
+            "beam_width is 4, expected at most 3, the tokens of a step (max_num_batched_tokens), since all beams go on \
+             in the same one"
+        );
+        assert_eq!(
+            message(2, Some(6)),
+            "beam_width is 2: prompt and max_tokens together are 9, expected at most 8, which the KV pool holds of each \
+             of 2 continuations"
+        );
+        assert_eq!(message(0, Some(6)), "beam_width is 0, expected at least 1");
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct SeqSpan {
     /// How many of them, at the end, are guesses to verify.
     pub drafts: usize,
     /// How many tokens are sampled after it: one if it reaches the last known token, or one for each continuation if
-    /// they part there, otherwise none.
+    /// they part there, otherwise none. All beams of a search reach theirs in the same step, each with one.
     pub samples: usize,
 }
 

@@ -1,7 +1,6 @@
-//! What a caller asks for, and the reasons for which it is refused before anything is computed.
+//! What a caller asks for.
 
-use std::error::Error;
-use std::fmt;
+use crate::rejected::InvalidParam;
 
 /// The index of a token in the model's vocabulary.
 pub type TokenId = u32;
@@ -157,6 +156,21 @@ impl SamplingParams {
         self.validate_beam()
     }
 
+    /// Whether a token ends a sequence.
+    pub(crate) fn is_end(&self, token: TokenId, eos_token_ids: &[TokenId]) -> bool {
+        !self.ignore_eos && eos_token_ids.contains(&token) || self.stop_token_ids.contains(&token)
+    }
+
+    /// How many sequences of a request run at once at most.
+    pub(crate) fn num_sequences(&self) -> usize {
+        self.beam.map_or(self.n, |beam| beam.width) as usize
+    }
+
+    /// The name of the parameter that says so.
+    pub(crate) fn sequences_field(&self) -> &'static str {
+        if self.beam.is_some() { "beam_width" } else { "n" }
+    }
+
     fn validate_beam(&self) -> Result<(), InvalidParam> {
         let invalid = |field, found: String, expected| Err(InvalidParam { field, found, expected });
         let Some(beam) = self.beam else { return Ok(()) };
@@ -169,7 +183,22 @@ impl SamplingParams {
         if self.n != 1 {
             return invalid("n", self.n.to_string(), "1 in a beam search");
         }
-        Ok(())
+        let plain = SamplingParams::default();
+        let refused = [
+            ("min_tokens", self.min_tokens != plain.min_tokens),
+            ("presence_penalty", self.presence_penalty != plain.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty != plain.frequency_penalty),
+            ("repetition_penalty", self.repetition_penalty != plain.repetition_penalty),
+            ("logit_bias", !self.logit_bias.is_empty()),
+            ("allowed_token_ids", self.allowed_token_ids.is_some()),
+            ("bad_words", !self.bad_words.is_empty()),
+        ];
+        match refused.into_iter().find(|(_, is_set)| *is_set) {
+            Some((field, _)) => {
+                invalid(field, "set".to_owned(), "nothing that changes log-probabilities in a beam search")
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -186,127 +215,6 @@ pub struct Request {
     pub arrival: Micros,
     /// When it ends at the latest, finished or not.
     pub deadline: Option<Micros>,
-}
-
-/// A number that is out of its range.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InvalidParam {
-    /// The name of the field.
-    pub field: &'static str,
-    /// The value it has.
-    pub found: String,
-    /// The values it may have.
-    pub expected: &'static str,
-}
-
-impl fmt::Display for InvalidParam {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}, expected {}", self.field, self.found, self.expected)
-    }
-}
-
-impl Error for InvalidParam {}
-
-/// What bounds the length of a sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
-    /// The longest sequence that the model is served with (`max_model_len`).
-    Context,
-    /// The KV blocks of the whole pool.
-    Pool,
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Limit::Context => "the context",
-            Limit::Pool => "the KV pool",
-        })
-    }
-}
-
-/// Why a request was refused. Each is the caller's mistake; nothing in the scheduler has changed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rejected {
-    /// The prompt has no token to continue from.
-    EmptyPrompt,
-    /// The prompt leaves no room for one generated token.
-    PromptTooLong {
-        /// Length of the prompt.
-        tokens: usize,
-        /// Most tokens, prompt and output together, that a sequence can have.
-        limit: usize,
-        /// Where that limit comes from.
-        because: Limit,
-        /// How many continuations are to have that length.
-        n: usize,
-    },
-    /// More continuations are asked for than sequences can run at once.
-    TooManyContinuations {
-        /// How many.
-        n: usize,
-        /// The most that can run.
-        limit: usize,
-    },
-    /// The pool does not hold all continuations at the length that is asked for.
-    TooLongTogether {
-        /// How many continuations.
-        n: usize,
-        /// The length of each, prompt and output.
-        tokens: usize,
-        /// The length that the pool holds of each.
-        limit: usize,
-    },
-    /// A sampling parameter is out of range.
-    Param(InvalidParam),
-    /// A request with this id has not ended yet.
-    DuplicateId(RequestId),
-}
-
-impl fmt::Display for Rejected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Rejected::EmptyPrompt => f.write_str("the prompt has 0 tokens, expected at least 1"),
-            Rejected::PromptTooLong { tokens, limit, because, n: 1 } => write!(
-                f,
-                "the prompt has {tokens} tokens, expected at most {}: {because} holds {limit} tokens and one must be \
-                 left to generate",
-                limit.saturating_sub(1)
-            ),
-            Rejected::PromptTooLong { tokens, limit, because, n } => write!(
-                f,
-                "n is {n}: {because} holds {limit} tokens of each continuation, prompt and output, expected more than \
-                 the prompt's {tokens}"
-            ),
-            Rejected::TooManyContinuations { n, limit } => {
-                write!(f, "n is {n}, expected at most {limit}, the sequences that can run at once (max_num_seqs)")
-            }
-            Rejected::TooLongTogether { n, tokens, limit } => write!(
-                f,
-                "n is {n}: prompt and max_tokens together are {tokens}, expected at most {limit}, which the KV pool holds \
-                 of each of {n} continuations"
-            ),
-            Rejected::Param(param) => param.fmt(f),
-            Rejected::DuplicateId(id) => {
-                write!(f, "request id {} is in use, expected one that no unfinished request has", id.0)
-            }
-        }
-    }
-}
-
-impl Error for Rejected {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Rejected::Param(param) => Some(param),
-            _ => None,
-        }
-    }
-}
-
-impl From<InvalidParam> for Rejected {
-    fn from(param: InvalidParam) -> Self {
-        Rejected::Param(param)
-    }
 }
 
 #[cfg(test)]
@@ -355,14 +263,21 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_was_found_and_what_was_expected() {
-        let long = Rejected::PromptTooLong { tokens: 200, limit: 128, because: Limit::Pool, n: 1 };
+    fn a_beam_search_takes_no_other_outputs_and_no_rules() {
+        let with_beam = |change: fn(&mut SamplingParams)| {
+            invalid_field(|params| {
+                params.beam = Some(BeamParams { width: 2, length_penalty: 1.0 });
+                change(params);
+            })
+        };
+        assert_eq!(with_beam(|_| {}), None);
+        assert_eq!(with_beam(|p| p.beam = Some(BeamParams { width: 0, length_penalty: 1.0 })), Some("beam_width"));
         assert_eq!(
-            long.to_string(),
-            "the prompt has 200 tokens, expected at most 127: the KV pool holds 128 tokens and one must be left to \
-             generate"
+            with_beam(|p| p.beam = Some(BeamParams { width: 2, length_penalty: f32::NAN })),
+            Some("length_penalty")
         );
-        let nan = SamplingParams { top_p: f32::NAN, ..Default::default() }.validate().unwrap_err();
-        assert_eq!(Rejected::from(nan).to_string(), "top_p is NaN, expected above 0 and at most 1");
+        assert_eq!(with_beam(|p| p.n = 2), Some("n"));
+        assert_eq!(with_beam(|p| p.repetition_penalty = 1.5), Some("repetition_penalty"));
+        assert_eq!(with_beam(|p| p.allowed_token_ids = Some(vec![1])), Some("allowed_token_ids"));
     }
 }

@@ -22,7 +22,8 @@ pub struct Sequence {
     final_len: usize,
     computed: usize,
     pub(crate) blocks: SequenceBlocks,
-    /// How many others are to part from it when its first token is drawn.
+    /// How many others are to part from it when its first token is drawn; of the first of a search, how many more beams
+    /// than there are may come yet.
     pub(crate) unborn: usize,
     /// It has no blocks yet and waits until the first of its request's sequences has computed the part that they share.
     pub(crate) follows: bool,
@@ -35,7 +36,7 @@ impl Sequence {
         Self {
             id,
             request: request.id,
-            unborn: request.params.n as usize - 1,
+            unborn: request.params.num_sequences() - 1,
             params: Arc::new(request.params),
             arrival: request.arrival,
             prompt_len: request.prompt.len(),
@@ -61,6 +62,11 @@ impl Sequence {
     /// How to sample.
     pub fn params(&self) -> &SamplingParams {
         &self.params
+    }
+
+    /// The same, to keep.
+    pub(crate) fn shared_params(&self) -> Arc<SamplingParams> {
+        Arc::clone(&self.params)
     }
 
     /// When the request was handed in.
@@ -96,6 +102,11 @@ impl Sequence {
     /// Tokens that are known and not computed.
     pub(crate) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// Whether it is one of the partial outputs of a search.
+    pub(crate) fn is_beam(&self) -> bool {
+        self.params.beam.is_some()
     }
 
     /// Tokens generated.
@@ -147,6 +158,11 @@ impl Sequence {
         self.computed = 0;
     }
 
+    /// Appends a token with which a beam goes on; the search knows when to end.
+    pub(crate) fn push(&mut self, token: TokenId) {
+        self.tokens.push(token);
+    }
+
     /// Appends sampled tokens one by one, up to the first that ends the sequence.
     ///
     /// A stop or end-of-sequence token counts before the length does, so that the last token that fits can still end
@@ -156,8 +172,7 @@ impl Sequence {
         let (mut finish, mut stop_token) = (None, None);
         for &token in sampled {
             self.tokens.push(token);
-            let is_eos = !self.params.ignore_eos && eos_token_ids.contains(&token);
-            if is_eos || self.params.stop_token_ids.contains(&token) {
+            if self.params.is_end(token, eos_token_ids) {
                 (finish, stop_token) = (Some(FinishReason::Stop), Some(token));
             } else if self.tokens.len() >= self.final_len {
                 finish = Some(FinishReason::Length);

@@ -147,7 +147,7 @@ fn a_prompt_beyond_the_pool_is_refused_and_the_next_request_is_served() {
     let pool = vec![GroupConfig { num_blocks: 8, window: None }];
     let config = SchedulerConfig { block_size: 16, groups: pool, max_model_len: 512, ..tiny() };
     let mut scheduler = Scheduler::new(config);
-    let refused = Rejected::PromptTooLong { tokens: 200, limit: 128, because: Limit::Pool, n: 1 };
+    let refused = Rejected::PromptTooLong { tokens: 200, limit: 128, because: Limit::Pool, n: 1, field: "n" };
     assert_eq!(scheduler.add(request(0, 200, 10)), Err(refused.clone()));
     assert_eq!(scheduler.check(200, &SamplingParams::default()), Err(refused));
     scheduler.add(request(1, 10, 10)).unwrap();

@@ -67,6 +67,7 @@ impl Scheduler {
             return None;
         }
         let limit = if family > 1 { first.shared_len(self.config.block_size) } else { first.tokens().len() - 1 };
+        let limit = if family > 1 && first.is_beam() { limit.min(first.tokens().len() - 2) } else { limit };
         Some(self.cache.find(&first.blocks, &first.params().cache_salt, first.tokens(), limit))
     }
 

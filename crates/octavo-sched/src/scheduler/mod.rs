@@ -3,15 +3,18 @@
 mod admission;
 mod ending;
 mod preemption;
+mod search;
 mod snapshot;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use crate::beam::Search;
 use crate::cache::KvCache;
 use crate::config::{AdmissionLimits, SchedulerConfig};
 use crate::headroom::ExpectedOutput;
 use crate::plan::{BlockCopy, FinishReason, SeqSpan, StepOutput, StepPlan, StepRun};
-use crate::request::{Micros, Rejected, Request, RequestId, SamplingParams, SeqId, TokenId};
+use crate::rejected::Rejected;
+use crate::request::{Micros, Request, RequestId, SamplingParams, SeqId, TokenId};
 use crate::sequence::Sequence;
 use crate::stats::SchedulerStats;
 
@@ -49,13 +52,14 @@ pub struct Scheduler {
 }
 
 /// Where the sequences of a request are.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Place {
     /// Their [`SeqId::arrival`].
     arrival: u64,
     /// The choice of the next one that a fork makes.
     next_choice: u32,
     deadline: Option<Micros>,
+    search: Option<Box<Search>>,
 }
 
 /// A plan in the making: what is left of the budget, and whose the copies are.
@@ -115,7 +119,13 @@ impl Scheduler {
         let id = SeqId { arrival: self.next_arrival, choice: 0 };
         self.next_arrival += 1;
         let final_len = self.limits.final_len(request.prompt.len(), &request.params);
-        let place = Place { arrival: id.arrival, next_choice: request.params.n, deadline: request.deadline };
+        let new_search = |beam| Box::new(Search::new(beam, request.prompt.len(), final_len));
+        let place = Place {
+            arrival: id.arrival,
+            next_choice: request.params.n,
+            deadline: request.deadline,
+            search: request.params.beam.map(new_search),
+        };
         self.deadlines.extend(place.deadline.map(|deadline| (deadline, id.arrival, request.id)));
         self.requests.insert(request.id, place);
         self.waiting.push_back(Sequence::new(id, request, final_len, self.cache.no_blocks()));
@@ -125,7 +135,7 @@ impl Scheduler {
     /// Parts a running sequence in two: the new one has the same tokens and shares all blocks, until either writes.
     ///
     /// `None`, and no change, if the sequence does not run, or still computes its prompt or what a preemption took, if
-    /// no more sequences may run, or if the pool could not hold the request's sequences up to their end.
+    /// it is a beam, if no more sequences may run, or if the pool could not hold the request's sequences up to their end.
     ///
     /// # Panics
     /// Between `schedule` and `commit`.
@@ -136,7 +146,7 @@ impl Scheduler {
         let generates = parent.output_len() > 0 && parent.pending() == 1;
         let is_awaited = self.running[family.clone()].iter().any(|sequence| sequence.follows);
         let fits = self.limits.holds(parent.prompt_len(), parent.final_len(), family.len() + 1);
-        if !generates || is_awaited || !fits || self.num_seats_taken() == self.config.max_num_seqs {
+        if !generates || is_awaited || parent.is_beam() || !fits || self.num_seats_taken() == self.config.max_num_seqs {
             return None;
         }
         let place = self.requests.get_mut(&parent.request())?;
@@ -162,12 +172,12 @@ impl Scheduler {
         if !self.is_short_of_blocks {
             self.admit_waiting(now, &mut draft);
         }
-        let Draft { mut plan, budget: left, copies } = draft;
+        let Draft { mut plan, copies, .. } = draft;
         // What was admitted again may have come before what runs.
         plan.spans.sort_unstable_by_key(|span| span.seq);
         plan.copies = copies.into_iter().map(|(_, copy)| copy).collect();
         self.totals.steps += u64::from(!plan.spans.is_empty());
-        self.totals.tokens_scheduled += (budget - left) as u64;
+        self.totals.tokens_scheduled += plan.spans.iter().map(|span| span.len as u64).sum::<u64>();
         self.totals.blocks_copied += plan.copies.len() as u64;
         self.is_planned = !plan.spans.is_empty();
         plan
@@ -186,7 +196,7 @@ impl Scheduler {
         self.is_planned = false;
         let num_samples = plan.spans.iter().map(|span| span.samples).sum();
         assert_eq!(runs.len(), num_samples, "a run is expected for each sample of the plan");
-        let (mut runs, mut outputs) = (runs, Vec::with_capacity(num_samples));
+        let (mut runs, mut outputs, mut searched) = (runs, Vec::with_capacity(num_samples), vec![]);
         let (mut index, mut born) = (0, vec![]);
         for span in &plan.spans {
             let (own, others) = runs.split_at(span.samples);
@@ -198,6 +208,10 @@ impl Scheduler {
             assert_eq!(span.start, sequence.computed(), "the plan is not the last one made");
             let eos = &self.config.eos_token_ids;
             sequence.advance(computed_end(span, own.first()), &mut self.cache);
+            if sequence.is_beam() {
+                searched.extend(own.first().map(|run| (sequence.request(), span.seq, run)));
+                continue;
+            }
             let first_born = born.len();
             born.extend((1..own.len()).map(|choice| sequence.fork(choice as u32, &mut self.cache)));
             sequence.unborn = if own.is_empty() { sequence.unborn } else { 0 };
@@ -210,6 +224,10 @@ impl Scheduler {
         }
         self.expected.generated(outputs.iter().map(|output| output.tokens.len()).sum());
         self.end_finished(&mut outputs);
+        if !searched.is_empty() {
+            outputs.extend(self.advance_searches(&searched));
+            outputs.sort_by_key(|output| output.seq.arrival);
+        }
         outputs
     }
 
@@ -241,7 +259,7 @@ impl Scheduler {
                 continue;
             }
             self.join_followers(index);
-            if self.plan_span(index, draft) {
+            if self.waits_for_beams(index, draft) || self.plan_span(index, draft) {
                 index += 1;
             } else {
                 let Some(next) = self.make_room(index, draft) else { break };
@@ -260,7 +278,8 @@ impl Scheduler {
             return false;
         }
         draft.copies.extend(copies.into_iter().map(|copy| (seq, copy)));
-        let samples = if end == sequence.tokens().len() { 1 + sequence.unborn } else { 0 };
+        let continuations = if sequence.is_beam() { 1 } else { 1 + sequence.unborn };
+        let samples = if end == sequence.tokens().len() { continuations } else { 0 };
         draft.budget -= end - start;
         draft.plan.spans.push(SeqSpan { seq, start, len: end - start, drafts: 0, samples });
         true
@@ -269,7 +288,7 @@ impl Scheduler {
     /// Where the next span of a sequence ends. One that others wait for stops where they are to part from it.
     fn next_end(&self, index: usize, budget: usize) -> usize {
         let sequence = &self.running[index];
-        let end = sequence.tokens().len().min(sequence.computed() + budget);
+        let end = self.computable_end(index).min(sequence.computed() + budget);
         let is_awaited = self.running.get(index + 1).is_some_and(|next| next.follows);
         if is_awaited { end.min(sequence.shared_len(self.config.block_size)) } else { end }
     }
@@ -285,10 +304,12 @@ impl Scheduler {
         let family = leader..self.running_of(sequence.id().arrival).end;
         let [first, others @ ..] = &mut self.running[family] else { return };
         others.iter_mut().for_each(|sequence| sequence.part_from(first, &mut self.cache));
-        for sequence in std::iter::once(first).chain(others) {
+        let num_left = 1 + usize::from(first.is_beam());
+        for (sequence, num_left) in std::iter::once((first, num_left)).chain(others.iter_mut().map(|other| (other, 1)))
+        {
             if !sequence.params().skip_reading_prefix_cache {
                 let (salt, tokens) = (&sequence.params().cache_salt, sequence.tokens());
-                let found = self.cache.find(&sequence.blocks, salt, tokens, tokens.len() - 1);
+                let found = self.cache.find(&sequence.blocks, salt, tokens, tokens.len() - num_left);
                 sequence.adopt(&found, &mut self.cache);
             }
         }
@@ -327,7 +348,8 @@ fn computed_end(span: &SeqSpan, run: Option<&StepRun>) -> usize {
 fn take_run(sequence: &mut Sequence, run: &StepRun, eos_token_ids: &[TokenId]) -> StepOutput {
     match run {
         StepRun::Tokens(sampled) => sequence.append(sampled, eos_token_ids),
-        StepRun::Failed | StepRun::Candidates(_) => StepOutput {
+        StepRun::Candidates(_) => panic!("candidates for {:?}, expected tokens", sequence.id()),
+        StepRun::Failed => StepOutput {
             request: sequence.request(),
             seq: sequence.id(),
             tokens: vec![],

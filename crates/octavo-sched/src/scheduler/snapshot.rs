@@ -57,11 +57,30 @@ impl Scheduler {
         if arrivals != requests {
             return Err(format!("requests {requests:?} are known, but sequences of {arrivals:?} are queued"));
         }
+        self.audit_searches()?;
         match self.waiting.iter().find(|sequence| sequence.computed() > 0 || !sequence.tables()[0].blocks().is_empty())
         {
             Some(sequence) => Err(format!("{:?} waits and holds blocks", sequence.id())),
             None => Ok(()),
         }
+    }
+
+    /// Each search has a sequence for each of its beams, and seats for all that may come.
+    fn audit_searches(&self) -> Result<(), String> {
+        for place in self.requests.values() {
+            let Some(search) = &place.search else { continue };
+            let all = self.running.iter().chain(&self.waiting);
+            let family: Vec<_> = all.filter(|sequence| sequence.id().arrival == place.arrival).collect();
+            let mut choices: Vec<_> = search.choices().collect();
+            choices.sort_unstable();
+            let unborn: Vec<_> = family.iter().map(|sequence| sequence.unborn).collect();
+            let is_whole = family.iter().map(|sequence| sequence.id().choice).eq(choices.iter().copied());
+            if !is_whole || unborn[0] != search.num_vacant() || unborn[1..].iter().any(|&unborn| unborn > 0) {
+                let arrival = place.arrival;
+                return Err(format!("request {arrival} searches with beams {choices:?}, but has {family:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Slots in the last block of a sequence that lie beyond its end, in all layer groups. What is shared counts for
