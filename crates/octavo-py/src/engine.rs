@@ -13,7 +13,9 @@ use crate::{
     device::{Device, Options, Started, TokenCost},
     errors::{self, InvalidRequest, LoadError},
     grammar_class::GrammarClass,
-    inbox::{InboxClass, Reader},
+    inbox::{InboxClass, Pending},
+    reader::{Reader, ReadingRules},
+    stop::{StopStrings, StopText},
     tokenizer::{ControlTokensIn, Tokenizer},
     tokenizer_class::TokenizerClass,
 };
@@ -117,7 +119,8 @@ impl Core {
         params: Vec<RequestParams>,
     ) -> PyResult<Vec<(u64, u64)>> {
         py.detach(|| {
-            let readers: Vec<Reader> = params.iter().map(|params| self.reader(params)).collect();
+            let readers: Vec<Pending> =
+                params.iter().zip(&prompts).map(|(params, prompt)| self.reader(params, prompt)).collect();
             let submissions = prompts.into_iter().zip(params).map(|(prompt, params)| submission(prompt, params));
             let submissions: Vec<Submission> = submissions.collect();
             // Held until the readers are in place, so that no output is read before.
@@ -302,11 +305,24 @@ impl Core {
 }
 
 impl Core {
-    fn reader(&self, params: &RequestParams) -> Reader {
+    fn reader(&self, params: &RequestParams, prompt: &[u32]) -> Pending {
         let control = if params.skip_special_tokens { ControlTokensIn::Skipped } else { ControlTokensIn::Kept };
         // A token that is both is the model's own end, unless that is ignored.
         let own = |id: &&u32| params.ignore_eos || !self.config.eos_token_ids.contains(id);
-        Reader::new(params.detokenize.then_some(control), params.stop_token_ids.iter().filter(own).copied().collect())
+        // The outputs of a beam search come whole, when nothing can be stopped any more.
+        let stop = if params.beam.is_some() { Vec::new() } else { params.stop.clone() };
+        let stop_text = if params.include_stop_str_in_output { StopText::Included } else { StopText::Excluded };
+        let rules = ReadingRules {
+            control: params.detokenize.then_some(control),
+            stop_strings: StopStrings::new(stop, stop_text),
+            min_tokens: params.min_tokens,
+            stop_token_ids: params.stop_token_ids.iter().filter(own).copied().collect(),
+            num_choices: params.n,
+        };
+        Pending {
+            reader: Reader::new(rules, self.tokenizer.as_deref(), prompt),
+            scored_prompt: params.prompt_logprobs.is_some().then(|| prompt.to_vec()),
+        }
     }
 }
 

@@ -1,19 +1,19 @@
 //! Where Python finds what its requests gained. Tokens become text here, on the caller's thread, without the GIL.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use octavo_engine::{
-    EngineDead, EngineHandle, Event, Finish, FinishReason, Inbox, Micros, Output, RequestId, Story, TokenLogprobs,
+    EngineDead, EngineHandle, Event, FinishReason, Inbox, Micros, Output, RequestId, Story, TokenLogprobs,
 };
-use pyo3::prelude::*;
+use pyo3::{IntoPyObjectExt, prelude::*};
 
 use crate::{
     errors::{self, InvalidRequest},
-    text::TextStream,
+    reader::{Reader, Reading, StopReason},
     tokenizer::{ControlTokensIn, Tokenizer},
 };
 
@@ -25,7 +25,7 @@ const LONGEST_WAIT: f64 = 3600.0;
 pub struct InboxClass {
     pub(crate) inbox: Inbox,
     /// The requests that have not ended.
-    pub(crate) requests: Mutex<HashMap<RequestId, Reader>>,
+    pub(crate) requests: Mutex<HashMap<RequestId, Pending>>,
     handle: Arc<EngineHandle>,
     tokenizer: Option<Arc<Tokenizer>>,
     clock_offset: f64,
@@ -63,8 +63,6 @@ pub struct Delta {
     /// Why the continuation ended; None while it goes on.
     #[pyo3(get)]
     finish_reason: Option<&'static str>,
-    /// The stop token or stop string that the caller had asked for.
-    #[pyo3(get)]
     stop_reason: Option<StopReason>,
     /// Whether nothing more comes for the request.
     #[pyo3(get)]
@@ -72,15 +70,6 @@ pub struct Delta {
     /// What happened to the request so far.
     #[pyo3(get)]
     story: StoryClass,
-}
-
-/// What of a caller's own stops ended a continuation.
-#[derive(Debug, Clone, IntoPyObject)]
-pub enum StopReason {
-    /// One of `stop_token_ids`.
-    Token(u32),
-    /// One of `stop`.
-    Text(String),
 }
 
 type TokenReport = (u32, f32, u32, Option<String>);
@@ -123,40 +112,23 @@ impl StoryClass {
     }
 }
 
-/// What has to be remembered of a request to read its outputs.
-pub(crate) struct Reader {
-    /// What becomes of control tokens; `None` if no text is wanted.
-    control: Option<ControlTokensIn>,
-    /// The text of each continuation that has begun.
-    streams: BTreeMap<u32, TextStream>,
-    /// The caller's own stop tokens.
-    stop_token_ids: Vec<u32>,
+/// A request that has not ended.
+pub(crate) struct Pending {
+    pub(crate) reader: Reader,
+    /// The prompt, while the log-probabilities of its tokens are to come.
+    pub(crate) scored_prompt: Option<Vec<u32>>,
 }
 
-impl Reader {
-    pub(crate) fn new(control: Option<ControlTokensIn>, stop_token_ids: Vec<u32>) -> Reader {
-        Reader { control, streams: BTreeMap::new(), stop_token_ids }
-    }
-
-    /// The text that an output completes. The token that stops a continuation gives none.
-    fn text(&mut self, tokenizer: &Tokenizer, output: &Output) -> String {
-        let mut text = String::new();
-        let Some(control) = self.control else { return text };
-        let stream = self.streams.entry(output.choice).or_insert_with(|| TextStream::new(tokenizer, control));
-        let stopped = output.finish.is_some_and(|finish| finish.reason == FinishReason::Stop);
-        let readable = output.tokens.len() - usize::from(stopped && !output.tokens.is_empty());
-        for &token in &output.tokens[..readable] {
-            stream.push(tokenizer, token, &mut text);
+#[pymethods]
+impl Delta {
+    /// The stop token or stop string that the caller had asked for.
+    #[getter]
+    fn stop_reason<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match &self.stop_reason {
+            None => Ok(None),
+            Some(StopReason::Token(id)) => id.into_bound_py_any(py).map(Some),
+            Some(StopReason::Text(text)) => text.into_bound_py_any(py).map(Some),
         }
-        if output.finish.is_some() {
-            stream.finish(tokenizer, &mut text);
-            self.streams.remove(&output.choice);
-        }
-        text
-    }
-
-    fn stop_reason(&self, finish: &Finish) -> Option<StopReason> {
-        finish.stop_token.filter(|token| self.stop_token_ids.contains(token)).map(StopReason::Token)
     }
 }
 
@@ -213,29 +185,37 @@ impl InboxClass {
         }
     }
 
-    fn read(&self, requests: &mut HashMap<RequestId, Reader>, output: Output) -> Option<Delta> {
-        let reader = requests.get_mut(&output.request)?;
-        let text = self.tokenizer.as_deref().map(|tokenizer| reader.text(tokenizer, &output)).unwrap_or_default();
-        let stop_reason = output.finish.as_ref().and_then(|finish| reader.stop_reason(finish));
-        if output.last {
+    fn read(&self, requests: &mut HashMap<RequestId, Pending>, mut output: Output) -> Option<Delta> {
+        let pending = requests.get_mut(&output.request)?;
+        let Reading { text, finish_reason, stop_reason, last, is_news } =
+            pending.reader.read(self.tokenizer.as_deref(), &mut output)?;
+        if is_news {
+            self.handle.stop(output.request, output.choice);
+        }
+        // The first token of a prompt follows nothing. A request that ended before it was computed brings no rows.
+        let rows = &output.prompt_logprobs;
+        let scored_prompt = pending.scored_prompt.take_if(|prompt| prompt.len() == rows.len() + 1);
+        if last {
             requests.remove(&output.request);
         }
-        let reports: Vec<_> =
-            output.tokens.iter().zip(&output.logprobs).map(|(&token, row)| self.report(token, row)).collect();
         Some(Delta {
             request: output.request.0,
             choice: output.choice,
             text,
-            logprobs: (!reports.is_empty()).then_some(reports),
+            logprobs: (!output.logprobs.is_empty()).then(|| self.reports(&output.tokens, &output.logprobs)),
             cumulative_logprob: output.cumulative_logprob,
-            prompt_logprobs: None,
+            prompt_logprobs: scored_prompt.map(|prompt| self.reports(&prompt[1..], rows)),
             pooled: (!output.pooled.is_empty()).then_some(output.pooled),
             token_ids: output.tokens,
-            finish_reason: output.finish.map(|finish| finish.reason.as_str()),
+            finish_reason: finish_reason.map(FinishReason::as_str),
             stop_reason,
-            last: output.last,
+            last,
             story: StoryClass::new(&output.story, self.clock_offset),
         })
+    }
+
+    fn reports(&self, tokens: &[u32], rows: &[TokenLogprobs]) -> Vec<Vec<TokenReport>> {
+        tokens.iter().zip(rows).map(|(&token, row)| self.report(token, row)).collect()
     }
 
     /// Equal log-probabilities share the better rank.

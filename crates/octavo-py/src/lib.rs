@@ -4,10 +4,12 @@
 //! | --- | --- |
 //! | `tokenizer` | text to token ids and back; control tokens only where they are wanted |
 //! | `text` | token ids to text as they arrive |
+//! | `stop` | where a stop string ends a text, and what of it has to wait |
+//! | `reader` | what a request's outputs give to read |
 //! | `device` | from a checkpoint to a running engine |
 //! | `engine` | the engine as Python sees it: load, submit, abort, count, close |
 //! | `host` | the machine and its limits |
-//! | `inbox` | what requests gained, as text |
+//! | `inbox` | where Python finds what its requests gained |
 //! | `tokenizer_class` | the tokenizer as Python sees it |
 //! | `grammar_class` | a compiled grammar as Python sees it |
 //! | `errors` | the one table from Rust errors to Python exceptions |
@@ -20,6 +22,8 @@ mod errors;
 mod grammar_class;
 mod host;
 mod inbox;
+mod reader;
+mod stop;
 mod text;
 mod tokenizer;
 mod tokenizer_class;

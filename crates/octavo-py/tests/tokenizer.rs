@@ -1,44 +1,20 @@
-//! The tokenizer and the text stream, without Python.
+//! The tokenizer, without Python.
 #![allow(dead_code, missing_docs)]
 
-#[path = "../src/text.rs"]
-mod text;
 #[path = "../src/tokenizer/mod.rs"]
 mod tokenizer;
+mod vocabularies;
 
 use octavo_model::GgufVocabulary;
-use text::TextStream;
 use tokenizer::{ControlText, ControlTokensIn, Edges, Tokenizer, TokenizerError};
 
 /// All 256 bytes, then `ab`, then the control tokens `<|e|>` and `|>x`, then a user-defined `[T]`.
 fn vocabulary() -> GgufVocabulary {
-    let alphabet = (0..=255u8).scan(0x100, |next, byte| {
-        let itself = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-        let code = if itself { u32::from(byte) } else { *next };
-        *next += u32::from(!itself);
-        char::from_u32(code)
-    });
-    let mut tokens: Vec<String> = alphabet.map(String::from).collect();
-    let mut token_types = vec![1; 256];
-    for (token, kind) in [("ab", 1), ("<|e|>", 3), ("|>x", 3), ("[T]", 4)] {
-        tokens.push(token.to_owned());
-        token_types.push(kind);
-    }
-    GgufVocabulary {
-        model: "gpt2".to_owned(),
-        pre: "smollm".to_owned(),
-        tokens,
-        token_types,
-        merges: vec!["a b".to_owned()],
-        bos_token_id: Some(257),
-        eos_token_id: Some(257),
-        eot_token_id: None,
-        unknown_token_id: None,
-        padding_token_id: None,
-        add_bos: false,
-        add_eos: false,
-        add_space_prefix: false,
-    }
+    let mut vocabulary = vocabularies::byte_level(&[b"ab"], &["<|e|>", "|>x", "[T]"]);
+    vocabulary.token_types[USER as usize] = 4;
+    vocabulary.merges.push("a b".to_owned());
+    (vocabulary.bos_token_id, vocabulary.eos_token_id) = (Some(END), Some(END));
+    vocabulary
 }
 
 const AB: u32 = 256;
@@ -53,22 +29,6 @@ fn tokenizer() -> Tokenizer {
 
 fn bytes(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
-}
-
-fn stream(tokenizer: &Tokenizer, ids: &[u32], control: ControlTokensIn) -> Vec<String> {
-    let mut stream = TextStream::new(tokenizer, control);
-    let mut pieces: Vec<String> = ids
-        .iter()
-        .map(|&id| {
-            let mut piece = String::new();
-            stream.push(tokenizer, id, &mut piece);
-            piece
-        })
-        .collect();
-    let mut last = String::new();
-    stream.finish(tokenizer, &mut last);
-    pieces.push(last);
-    pieces
 }
 
 #[test]
@@ -116,41 +76,15 @@ fn bos_and_eos_are_added_only_when_the_file_asks_for_them() {
 }
 
 #[test]
-fn a_character_is_given_out_when_it_is_complete_and_not_before() {
-    let pieces = stream(&tokenizer(), &bytes("hé😀!"), ControlTokensIn::Skipped);
-    assert_eq!(pieces, ["h", "", "é", "", "", "", "😀", "!", ""]);
-}
-
-#[test]
-fn a_character_that_is_never_completed_ends_as_one_replacement() {
-    let pieces = stream(&tokenizer(), &[0x61, 0xf0, 0x9f, 0x98], ControlTokensIn::Skipped);
-    assert_eq!(pieces, ["a", "", "", "", "\u{fffd}"]);
-}
-
-#[test]
-fn joined_pieces_are_the_text_of_all_ids_for_any_bytes() {
-    let tokenizer = tokenizer();
-    let mut state = 1u64;
-    for length in 0..400 {
-        let ids: Vec<u32> = (0..length % 23)
-            .map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let id = (state >> 33) as u32;
-                // Mostly bytes that begin or continue characters, so that all kinds of broken ones occur.
-                if id.is_multiple_of(3) { id % 260 } else { 0x80 + id % 0x80 }
-            })
-            .collect();
-        for control in [ControlTokensIn::Kept, ControlTokensIn::Skipped] {
-            assert_eq!(stream(&tokenizer, &ids, control).concat(), tokenizer.decode(&ids, control), "{ids:?}");
-        }
-    }
+fn bytes_that_are_no_character_are_decoded_as_replacements() {
+    let ids = [u32::from(b'a'), 0xf0, 0x9f, 0x98, u32::from(b'b'), 0xff];
+    assert_eq!(tokenizer().decode(&ids, ControlTokensIn::Kept), "a\u{fffd}b\u{fffd}");
 }
 
 #[test]
 fn control_tokens_give_no_text_when_they_are_skipped() {
     let ids = [AB, END, 0xe2, OTHER, 0x82, 0xac];
     assert_eq!(tokenizer().decode(&ids, ControlTokensIn::Skipped), "ab€");
-    assert_eq!(stream(&tokenizer(), &ids, ControlTokensIn::Skipped).concat(), "ab€");
 }
 
 #[test]
