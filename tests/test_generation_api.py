@@ -213,12 +213,12 @@ def test_a_refused_list_is_not_queued_in_part(successor: LLM) -> None:
 
 def test_a_request_out_of_time_ends_with_what_it_has(successor: LLM) -> None:
     ended = successor.get_metrics().requests_finished["deadline"]
-    short = SamplingParams(n=16, temperature=0, max_tokens=400, ignore_eos=True, deadline_ms=30)
+    short = SamplingParams(n=16, temperature=0, max_tokens=200, ignore_eos=True, deadline_ms=30)
     [output] = successor.generate([[1, 2, 3]], short, use_tqdm=False)
     for completion in output.outputs:
         assert completion.finish_reason == "deadline"
         assert completion.stop_reason is None
-        assert len(completion.token_ids) < 400
+        assert len(completion.token_ids) < 200
         assert completion.token_ids == [token % 512 for token in range(4, 4 + len(completion.token_ids))]
     # One that is late already never begins.
     late = SamplingParams(temperature=0, max_tokens=8, deadline_ms=1e-9)
