@@ -10,7 +10,7 @@ use octavo_sched::{
 
 use crate::{
     EngineConfig, EngineError, Extras, Finish, Output, Pooling, Story,
-    accept::accept,
+    accept::{self, accept},
     live::{LiveRequest, PromptReport},
     lower::{Lowered, lower},
     rules::RequestRules,
@@ -171,7 +171,7 @@ impl<B: Backend> Engine<B> {
         let lowered = lower(&self.scheduler, &plan, self.num_groups, &mut self.requests);
         let result = self.backend.run(&mut self.plan, &lowered.inputs)?;
         let failed = self.gather(&lowered, &result);
-        let committed = self.scheduler.commit(&plan, &accept(&result.sampled));
+        let committed = self.scheduler.commit(&plan, &accept(&self.scheduler, &plan, &result.sampled));
         let ended = self.now();
         self.count(ended - started, &committed, &lowered);
         outputs.extend(self.report(committed, &plan, result, ended));
@@ -280,7 +280,7 @@ impl<B: Backend> Engine<B> {
         let mut logprobs: HashMap<SeqId, TokenLogprobs> =
             sampled.filter_map(|(seq, row)| Some((seq, row.ok()?.logprobs?))).collect();
         let mut report = |output: StepOutput| {
-            let StepOutput { request, seq, tokens, finish, stop_token, last, hypothesis: _ } = output;
+            let StepOutput { request, seq, tokens, finish, stop_token, last, hypothesis } = output;
             let live = self.requests.entry(request).or_default();
             if !tokens.is_empty() {
                 live.story.first_token.get_or_insert(now);
@@ -295,13 +295,17 @@ impl<B: Backend> Engine<B> {
             if last {
                 self.requests.remove(&request);
             }
-            let logprobs = logprobs.remove(&seq).into_iter().collect();
+            let cumulative_logprob = hypothesis.as_ref().map(|found| found.cumulative_logprob);
+            let logprobs = match hypothesis {
+                Some(found) => accept::logprobs(&found),
+                None => logprobs.remove(&seq).into_iter().collect(),
+            };
             Output {
                 request,
                 choice: seq.choice,
                 tokens,
                 logprobs,
-                cumulative_logprob: None,
+                cumulative_logprob,
                 prompt_logprobs,
                 pooled,
                 finish,
