@@ -3,6 +3,8 @@
 An entry added here is run with every other one, and stands in the page.
 """
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from law_runs import CPU, SMOLLM2, SUBJECTS, Ask, Options, Params, Run, Subject, blocking, concurrent
-from octavo import SamplingParams
+from octavo import SamplingParams, StructuredOutputsParams
 
 
 def _nothing(*_: object) -> dict[str, Any]:
@@ -40,6 +42,8 @@ class Feature:
     """The order in which that many requests are handed in."""
     together: bool = False
     """Whether all requests are handed in at once, and not one after the other."""
+    changes_logits: bool = False
+    """Whether a token's log-probability is another one than the model's own."""
     face: Callable[[Path, Options], Any] = blocking
     subjects: tuple[Subject, ...] = SUBJECTS
 
@@ -83,6 +87,41 @@ _MIXES: list[Params] = [
     {"temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "seed": 2**64 - 1},
     {"temperature": 0.0},
 ]
+
+
+# The regular expressions of structured output need letters and spaces; bytes are the tiny model's first tokens.
+_ALLOWED = range(30, 460)
+_STOPS = list("etaoinsh")
+_WORDS = re.compile(r"([a-z]{2,7} )+")
+
+
+def _masks(_: Subject, index: int) -> Params:
+    bias = {100 + index: 4.0, 40: -100.0}
+    return {"allowed_token_ids": _ALLOWED, "logit_bias": bias, "bad_words": ["ab", "q"], "min_tokens": 5}
+
+
+def _kept_to_masks(run: Run) -> bool:
+    return all(token in _ALLOWED for completion in run.completions for token in completion.token_ids)
+
+
+# A penalty below 0 is a reward, and soon there is nothing but the one token.
+_PENALTIES: list[Params] = [
+    {"presence_penalty": -2.0, "frequency_penalty": -2.0},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+]
+
+
+def _repeated(run: Run) -> bool:
+    outputs = [completion.token_ids for completion in run.completions if len(completion.token_ids) >= 12]
+    return any(Counter(ids).most_common(1)[0][1] >= len(ids) / 3 for ids in outputs)
+
+
+def _spelled_words(run: Run) -> bool:
+    # The last word need not have come to its end.
+    texts = [completion.text for completion in run.completions]
+    return all(_WORDS.fullmatch(text[: text.rfind(" ") + 1]) or len(text) < 8 for text in texts) and any(
+        len(text) > 8 for text in texts
+    )
 
 
 def _threads(count: int) -> Feature:
@@ -161,6 +200,16 @@ FEATURES = (
         params=lambda *_: {"logprobs": 5},
     ),
     Feature(
+        name="prompt logprobs",
+        does="Each request asks for the 2 likeliest tokens at each place of its prompt.",
+        seen="each token of a prompt but the first comes with 2 or more",
+        happened=lambda run: all(
+            [len(row or ()) for row in output.prompt_logprobs or []][1:] >= [2] * (len(output.prompt_token_ids) - 1)
+            for output in run.outputs
+        ),
+        params=lambda *_: {"prompt_logprobs": 2},
+    ),
+    Feature(
         name="seeded sampling",
         does="Requests have seeds, temperatures, `top_k`, `top_p` and `min_p` of their own; one in six is greedy.",
         seen="a token was drawn that is not the likeliest",
@@ -171,6 +220,38 @@ FEATURES = (
             for logprob in [row[token]]
         ),
         params=lambda _, index: _MIXES[index % len(_MIXES)],
+    ),
+    Feature(
+        name="penalties",
+        does="Requests have `repetition_penalty`, `presence_penalty` and `frequency_penalty`; every other one rewards "
+        "repetition.",
+        seen="a token makes up a third of an output",
+        happened=_repeated,
+        params=lambda _, index: _PENALTIES[index % len(_PENALTIES)],
+        changes_logits=True,
+    ),
+    Feature(
+        name="masks",
+        does="Requests have `allowed_token_ids`, `logit_bias`, `bad_words` and `min_tokens`.",
+        seen="every token is an allowed one",
+        happened=_kept_to_masks,
+        params=_masks,
+        changes_logits=True,
+    ),
+    Feature(
+        name="stop strings",
+        does="Every other request has stop strings, which count from the fifth token on.",
+        seen="a `stop_reason` is a text",
+        happened=lambda run: any(isinstance(completion.stop_reason, str) for completion in run.completions),
+        params=lambda _, index: {"stop": _STOPS if index % 2 else None, "min_tokens": 5},
+    ),
+    Feature(
+        name="structured output",
+        does="Outputs are words of two to seven letters, by a regular expression.",
+        seen="they are",
+        happened=_spelled_words,
+        params=lambda *_: {"structured_outputs": StructuredOutputsParams(regex=_WORDS.pattern)},
+        changes_logits=True,
     ),
     _threads(1),
     _threads(2),
@@ -186,5 +267,6 @@ FEATURES = (
 
 REFUSED: Mapping[frozenset[str], str] = {
     frozenset({"1 thread", "2 threads"}): "an engine has one number of threads",
+    frozenset({"prefix-hit", "prompt logprobs"}): "a prompt that is reported on is computed whole",
 }
 """Pairs that cannot be, and why."""
