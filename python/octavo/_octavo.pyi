@@ -3,8 +3,6 @@
 from os import PathLike
 from typing import Final, Literal, TypedDict, final, type_check_only
 
-from typing_extensions import NotRequired
-
 __all__ = [
     "Core",
     "Delta",
@@ -58,7 +56,7 @@ class RequestParams(TypedDict):
     beam: tuple[int, float] | None
     pooling: Literal["last", "mean"] | None
     deadline_ms: float | None
-    grammar: NotRequired[Grammar | None]
+    grammar: Grammar | None
     detokenize: bool
     skip_special_tokens: bool
     cache_salt: str | None

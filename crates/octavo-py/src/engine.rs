@@ -11,7 +11,8 @@ use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     device::{Device, Options, Started, TokenCost},
-    errors::{self, InvalidRequest, LoadError},
+    errors::{self, LoadError},
+    grammar::GrammarCompiler,
     grammar_class::GrammarClass,
     inbox::{InboxClass, Pending},
     reader::{Reader, ReadingRules},
@@ -25,6 +26,7 @@ use crate::{
 pub struct Core {
     handle: Arc<EngineHandle>,
     tokenizer: Option<Arc<Tokenizer>>,
+    grammars: GrammarCompiler,
     config: ModelConfig,
     chat_template: Option<String>,
     memory: MemoryPlan,
@@ -65,7 +67,6 @@ struct RequestParams {
     pooling: Option<String>,
     /// Milliseconds.
     deadline_ms: Option<f64>,
-    #[pyo3(default)]
     grammar: Option<GrammarClass>,
     detokenize: bool,
     skip_special_tokens: bool,
@@ -92,10 +93,12 @@ impl Core {
         let loaded = py.detach(|| Loaded::open(&model, device, tokenizer, &options))?;
         let monotonic: f64 = py.import("time")?.call_method0("monotonic")?.extract()?;
         let Loaded { config, chat_template, tokenizer, started: Started { handle, memory, cost, threads } } = loaded;
+        let tokenizer = tokenizer.map(Arc::new);
         Ok(Core {
             clock_offset: monotonic - handle.now() as f64 * 1e-6,
             handle: Arc::new(handle),
-            tokenizer: tokenizer.map(Arc::new),
+            grammars: GrammarCompiler::new(tokenizer.clone(), config.spec.vocab_size, config.eos_token_ids.clone()),
+            tokenizer,
             config,
             chat_template,
             memory,
@@ -132,8 +135,8 @@ impl Core {
     }
 
     /// What outputs have to follow, compiled for this model's vocabulary. `kind` is a field of `StructuredOutputsParams`.
-    fn compile_grammar(&self, kind: String, source: String) -> PyResult<GrammarClass> {
-        Err(InvalidRequest::new_err(format!("structured_outputs.{kind}: not available yet, found {source:?}")))
+    fn compile_grammar(&self, py: Python<'_>, kind: &str, source: String) -> PyResult<GrammarClass> {
+        py.detach(|| GrammarClass::compiled(&self.grammars, kind, source))
     }
 
     /// End requests; each still answers with a last output.

@@ -11,6 +11,7 @@
 //! | `host` | the machine and its limits |
 //! | `inbox` | where Python finds what its requests gained |
 //! | `tokenizer_class` | the tokenizer as Python sees it |
+//! | `grammar` | what outputs have to follow, as masks over the vocabulary |
 //! | `grammar_class` | a compiled grammar as Python sees it |
 //! | `errors` | the one table from Rust errors to Python exceptions |
 //!
@@ -19,6 +20,7 @@
 mod device;
 mod engine;
 mod errors;
+mod grammar;
 mod grammar_class;
 mod host;
 mod inbox;

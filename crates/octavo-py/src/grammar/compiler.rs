@@ -153,8 +153,8 @@ impl GrammarSource {
             GrammarSource::JsonSchema(text) => json::grammar(text, limits),
             GrammarSource::JsonObject => json::grammar(r#"{"type": "object"}"#, limits),
             GrammarSource::Regex(pattern) => {
-                regex::check(pattern)?;
-                one_lexeme(RegexAst::Regex(regex::unanchored(pattern).to_owned()), limits)
+                let checked = regex::checked(pattern)?;
+                one_lexeme(RegexAst::Regex(regex::unanchored(&checked).to_owned()), limits)
             }
             GrammarSource::Choice(texts) => {
                 if texts.is_empty() || texts.iter().any(String::is_empty) {

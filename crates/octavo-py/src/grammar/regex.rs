@@ -1,5 +1,6 @@
 //! Regular expressions from outside: what is wrong with one is said before anything is built from it.
 
+use llguidance::regex_to_lark;
 use regex_syntax::hir::{Hir, HirKind};
 
 use super::CompileError;
@@ -11,10 +12,21 @@ const MOST_PLACES: usize = 20_000;
 ///
 /// # Errors
 /// What is wrong, and where in the expression.
-pub(super) fn check(pattern: &str) -> Result<(), CompileError> {
+fn check(pattern: &str) -> Result<(), CompileError> {
     // Look-around and back-references are among what the syntax does not have.
     let parsed = regex_syntax::parse(pattern).map_err(|error| CompileError::Source(fault(pattern, &error)))?;
     CompileError::check("places with all repetitions written out", places(&parsed), MOST_PLACES)
+}
+
+/// Checks an expression and writes it as the library reads it: `\d` and `\w` mean ASCII, as in ECMA 262.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn checked(pattern: &str) -> Result<String, CompileError> {
+    check(pattern)?;
+    let rewritten = regex_to_lark(pattern, "dw");
+    check(&rewritten)?;
+    Ok(rewritten)
 }
 
 /// The same expression without the anchors that a match of a whole text does not need.

@@ -23,11 +23,7 @@ impl Compiled {
     /// A grammar that allows nothing at its beginning, or that is too much work there.
     pub(super) fn new(parser: TokenParser, usable: &SimpleVob) -> Result<Compiled, CompileError> {
         let start = Place::new(Matcher::new(Ok(parser)), usable.clone());
-        let start = start.map_err(|error| CompileError::Source(error.0))?;
-        if !start.may_end && start.allowed.is_zero() {
-            return Err(CompileError::Source("no text of this vocabulary can begin it".to_owned()));
-        }
-        Ok(Compiled { start })
+        start.map(|start| Compiled { start }).map_err(|error| CompileError::Source(error.0))
     }
 }
 
@@ -79,12 +75,15 @@ impl Place {
                 self.allowed.and(&self.usable);
                 Ok(())
             }
-            // Texts go on that no token begins.
-            Err(_) if self.may_end && self.matcher.stop_reason() == StopReason::NoExtensionBias => {
-                self.allowed.set_all(false);
-                Ok(())
-            }
-            Err(error) => Err(fault(error)),
+            Err(error) => match fault(error) {
+                error if error.0 != StopReason::NoExtensionBias.to_string() => Err(error),
+                // Nothing but the end: the library sees that late where a text has to follow two patterns.
+                _ if self.may_end => {
+                    self.allowed.set_all(false);
+                    Ok(())
+                }
+                _ => Err(GrammarError("no text can follow".to_owned())),
+            },
         }
     }
 

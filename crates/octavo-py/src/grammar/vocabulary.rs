@@ -35,7 +35,6 @@ fn limits() -> ParserLimits {
 /// What grammars of one model are compiled with.
 pub(super) struct Vocabulary {
     pub factory: ParserFactory,
-    pub env: TokEnv,
     /// Tokens that can stand in a text, control tokens included; end tokens, holes and padding are not among them.
     pub usable: SimpleVob,
 }
@@ -66,7 +65,7 @@ impl Vocabulary {
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(CompileError::library)?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Vocabulary { factory, env, usable })
+        Ok(Vocabulary { factory, usable })
     }
 }
 

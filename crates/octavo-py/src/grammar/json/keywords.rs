@@ -1,6 +1,6 @@
 //! What the keywords of one place say, each checked.
 
-use llguidance::{derivre::RegexAst, regex_to_lark};
+use llguidance::derivre::RegexAst;
 use serde_json::{Map, Value};
 
 use super::{
@@ -245,10 +245,7 @@ fn multiple(value: &Value) -> Result<(u32, u32), String> {
 /// As a text that has a match of it anywhere.
 pub(super) fn pattern(value: &Value) -> Result<RegexAst, String> {
     let pattern = value.as_str().ok_or_else(|| wrong(value, "a regular expression as a text"))?;
-    // ECMA 262 means ASCII by a digit and by a word's character.
-    let rust = regex_to_lark(pattern, "dw");
-    regex::check(&rust).map_err(|error| error.to_string())?;
-    Ok(RegexAst::SearchRegex(rust))
+    regex::checked(pattern).map(RegexAst::SearchRegex).map_err(|error| error.to_string())
 }
 
 fn known_format(value: &Value) -> Result<RegexAst, String> {
