@@ -34,6 +34,8 @@ unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for i32 {}
 // SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
 unsafe impl Plain for f32 {}
 
 /// A piece of zeroed memory, 64-byte aligned, all of its pages touched.

@@ -15,6 +15,7 @@ use crate::{
     plan::{CpuPlan, Machine},
     pointwise::GateKernel,
     pool::Pool,
+    sampler::Sampler,
 };
 
 /// Runs decoders on the host's CPUs.
@@ -53,6 +54,7 @@ impl CpuBackend {
             matmul: Matmul::new(isa),
             attention: AttentionKernels::new(isa),
             silu: GateKernel::new(isa, Activation::Silu),
+            sampler: Sampler::new(isa),
         };
         Ok(CpuBackend { pool: Pool::new(threads)?, isa, kernels })
     }

@@ -7,9 +7,7 @@
 use std::ops::Range;
 
 use half::bf16;
-use octavo_backend::{
-    BackendError, SampleError, Sampled, StepInputs, StepResult, TokenLogprobs, numerics::rms_norm, sampling,
-};
+use octavo_backend::{BackendError, SampleError, Sampled, StepInputs, StepResult, TokenLogprobs, numerics::rms_norm};
 
 use crate::{
     activation::{Activations, Norm},
@@ -19,6 +17,7 @@ use crate::{
     plan::{CpuPlan, LayerPlan},
     pointwise::GateKernel,
     pool::{Pool, Worker},
+    sampler::{Sampler, Scratch},
     work::Place,
 };
 
@@ -30,6 +29,8 @@ pub struct Kernels {
     pub attention: AttentionKernels,
     /// Of the gated MLP.
     pub silu: GateKernel,
+    /// Of draws and scores.
+    pub sampler: Sampler,
 }
 
 /// What all workers of a step see.
@@ -281,12 +282,16 @@ impl Step<'_> {
         worker.for_each(wanted.len(), 1, |range| {
             for index in range {
                 // SAFETY: see the module.
-                let row = unsafe { self.row_mut(logits, index, vocab_size) };
+                let (row, mut scratch) = unsafe {
+                    let scratch = self.plan.buffers.sampler.scratch(&self.plan.memory, worker, index);
+                    (self.row_mut(logits, index, vocab_size), scratch)
+                };
                 let scale = self.plan.spec.head.logit_scale;
                 if scale != 1.0 {
                     row.iter_mut().for_each(|logit| *logit *= scale);
                 }
-                self.draw(wanted.start + index, &mut row[..self.plan.spec.head.num_tokens]);
+                let row = &mut row[..self.plan.spec.head.num_tokens];
+                self.draw(wanted.start + index, row, &mut scratch);
             }
         });
     }
@@ -297,15 +302,16 @@ impl Step<'_> {
     }
 
     /// Draws from a row of logits, or scores it.
-    fn draw(&self, wanted: usize, logits: &mut [f32]) {
+    fn draw(&self, wanted: usize, logits: &mut [f32], scratch: &mut Scratch<'_>) {
         let StepInputs { samples, scores, .. } = self.inputs;
+        let sampler = &self.kernels.sampler;
         // SAFETY: each index is handed out once, and `run` reads after all workers have left.
         unsafe {
             match samples.get(wanted) {
-                Some(sample) => self.sampled.write(wanted, sampling::sample(logits, sample)),
+                Some(sample) => self.sampled.write(wanted, sampler.sample(logits, sample, scratch)),
                 None => {
                     let index = wanted - samples.len();
-                    self.scores.write(index, sampling::score(logits, &scores[index]));
+                    self.scores.write(index, sampler.score(logits, &scores[index], scratch));
                 }
             }
         }

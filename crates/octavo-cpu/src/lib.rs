@@ -8,6 +8,7 @@
 //! | `pool`, `affinity`, `host` | the workers, where they run, and what the host grants |
 //! | `pack`, `activation`, `matmul` | weights in tiles, rounded inputs, and their products |
 //! | `kv`, `attention`, `rope`, `pointwise` | the paged cache and what reads and writes it |
+//! | `sampler` | the draw of a token from a row of logits |
 //! | `simd`, `isa` | sixteen lanes on every instruction set |
 //! | `arena`, `work` | memory, taken and touched at load |
 //! | `peak`, `limits` | what the machine can do at best, measured |
@@ -34,6 +35,7 @@ mod plan;
 mod pointwise;
 pub mod pool;
 mod rope;
+pub mod sampler;
 pub mod simd;
 mod weights;
 pub mod work;

@@ -11,7 +11,9 @@ use crate::{
     isa::Isa,
     kv::KvCache,
     pack::PackedMatrix,
+    pool::Worker,
     rope::RopeAngles,
+    sampler::{Scratch, num_maxima},
     weights::Weights,
     work::{Place, WorkLayout, WorkMemory},
 };
@@ -71,6 +73,47 @@ pub(crate) struct Buffers {
     pub logits: Place<f32>,
     pub attention: AttentionBuffers,
     pub ropes: Vec<RopeAngles>,
+    pub sampler: SamplerBuffers,
+}
+
+/// Memory of the rows that are sampled from at the same time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SamplerBuffers {
+    /// Rows.
+    pub count: usize,
+    /// Elements of [`SamplerBuffers::keys`] a row.
+    pub num_keys: usize,
+    /// `[count, num_keys]`.
+    pub keys: Place<u64>,
+    /// Elements of [`SamplerBuffers::maxima`] a row.
+    pub num_maxima: usize,
+    /// `[count, num_maxima]`.
+    pub maxima: Place<f32>,
+}
+
+impl SamplerBuffers {
+    /// There are never more rows at work than workers, nor than rows in a tile of the head.
+    fn new(spec: &DecoderSpec, layout: &mut WorkLayout, workers: usize, rows: usize) -> SamplerBuffers {
+        let count = workers.min(rows);
+        let (num_keys, num_maxima) = (spec.head.num_tokens, num_maxima(spec.head.num_tokens));
+        let (keys, maxima) = (layout.place(count * num_keys), layout.place(count * num_maxima));
+        SamplerBuffers { count, num_keys, keys, num_maxima, maxima }
+    }
+
+    /// The memory for a row of the tile: each worker has its own, or each row if there are more workers than rows.
+    ///
+    /// # Safety
+    /// Nobody else is at work for this worker or this row.
+    pub(crate) unsafe fn scratch<'a>(&self, memory: &'a WorkMemory, worker: &Worker<'_>, row: usize) -> Scratch<'a> {
+        let index = if worker.count == self.count { worker.index } else { row };
+        // SAFETY: by the contract.
+        unsafe {
+            Scratch {
+                keys: memory.write(self.keys, index * self.num_keys..(index + 1) * self.num_keys),
+                maxima: memory.write(self.maxima, index * self.num_maxima..(index + 1) * self.num_maxima),
+            }
+        }
+    }
 }
 
 /// Inputs of all matmuls; those of one width and the same roundings share memory, since they are never needed together.
@@ -113,7 +156,8 @@ impl Sizes {
         let logits = layout.place(head_rows(limits) * spec.vocab_size);
         let attention = AttentionBuffers::new(&mut layout, rows, sizes, workers);
         let (ropes, rope_of_layer) = RopeAngles::of(spec, &mut layout, rows);
-        let buffers = Buffers { hidden, projected, logits, attention, ropes };
+        let sampler = SamplerBuffers::new(spec, &mut layout, workers, head_rows(limits));
+        let buffers = Buffers { hidden, projected, logits, attention, ropes, sampler };
         Sizes { layout, buffers, shapes, shape_of_layer, rope_of_layer }
     }
 }

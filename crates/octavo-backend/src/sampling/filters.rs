@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 
 use super::{
     Draw,
-    mass::{MassSum, mass},
+    mass::{MassSum, mass, mass_units, reaches},
     noise::natural_log,
 };
 use crate::{SampleRow, TokenId};
@@ -43,7 +43,7 @@ fn keep_top_p(draw: &Draw<'_>, top_p: f32, ids: &mut Vec<TokenId>) {
     let mass = |id: TokenId| mass(draw.scaled(id as usize));
     ids.iter().for_each(|&id| sum.add(id as usize, mass(id)));
     let wanted = sum.total() * f64::from(top_p);
-    let (mut reached, mut sorted) = (0.0, 0);
+    let (mut units, mut sorted) = (0, 0);
     // Sorting ever larger heads finds the cut without sorting the vocabulary.
     while sorted < ids.len() {
         let head = (sorted * 4).max(64).min(ids.len());
@@ -52,8 +52,8 @@ fn keep_top_p(draw: &Draw<'_>, top_p: f32, ids: &mut Vec<TokenId>) {
         }
         ids[sorted..head].sort_unstable_by(by_logit(draw.logits));
         for (at, &id) in ids.iter().enumerate().take(head).skip(sorted) {
-            reached += f64::from(mass(id));
-            if reached >= wanted {
+            units += mass_units(mass(id));
+            if reaches(units, wanted) {
                 ids.truncate(at + 1);
                 return;
             }

@@ -10,13 +10,27 @@ pub(super) fn mass(scaled: f32) -> f32 {
     exp(scaled)
 }
 
+/// What [`mass_units`] counts in: the smallest mass that can bring a set closer to its share.
+const UNIT: f64 = 1.0 / (1u64 << 40) as f64;
+
+/// A mass as a whole number of units, rounded down, so that sums of them do not depend on their order. A row that fits into
+/// memory cannot overflow one.
+pub fn mass_units(mass: f32) -> u64 {
+    (f64::from(mass) / UNIT) as u64
+}
+
+/// Whether a sum of [`mass_units`] is a mass of at least `wanted`.
+pub fn reaches(units: u64, wanted: f64) -> bool {
+    units as f64 * UNIT >= wanted
+}
+
 /// A sum of masses over tokens in ascending order.
 ///
 /// In each block of [`MASS_BLOCK`] tokens, token `t` goes to lane `t % 16`; the lanes are then added by halves
 /// ([`fold_lanes`]) and the blocks in `f64`. Tokens that are left out weigh nothing, so a sum over few tokens has the bits
 /// of one over all of them with the others at zero.
 #[derive(Debug, Default)]
-pub(super) struct MassSum {
+pub struct MassSum {
     lanes: [f32; 16],
     block: usize,
     total: f64,
@@ -24,7 +38,7 @@ pub(super) struct MassSum {
 
 impl MassSum {
     /// Adds the mass of a token that comes after all before it.
-    pub(super) fn add(&mut self, token: usize, mass: f32) {
+    pub fn add(&mut self, token: usize, mass: f32) {
         if token / MASS_BLOCK != self.block {
             self.close();
             self.block = token / MASS_BLOCK;
@@ -33,7 +47,7 @@ impl MassSum {
     }
 
     /// The sum.
-    pub(super) fn total(mut self) -> f64 {
+    pub fn total(mut self) -> f64 {
         self.close();
         self.total
     }

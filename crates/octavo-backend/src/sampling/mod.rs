@@ -20,7 +20,7 @@ mod rules;
 
 pub use filters::least_scaled;
 pub use logprobs::LogSoftmax;
-pub use mass::MASS_BLOCK;
+pub use mass::{MASS_BLOCK, MassSum, mass_units, reaches};
 
 use crate::{SampleError, SampleRow, Sampled, ScoreRow, TokenId, TokenLogprobs};
 use filters::kept;

@@ -88,6 +88,39 @@ unsafe fn less(a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 {
     unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
 }
 
+/// Both halves of the integer are exact floats, so that only their sum is rounded.
+///
+/// # Safety
+/// AVX2 and FMA.
+#[inline(always)]
+unsafe fn unsigned_to_float(value: __m256i) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe {
+        let upper = _mm256_cvtepi32_ps(_mm256_srli_epi32::<16>(value));
+        let lower = _mm256_cvtepi32_ps(_mm256_and_si256(value, _mm256_set1_epi32(0xffff)));
+        _mm256_fmadd_ps(upper, _mm256_set1_ps(65_536.0), lower)
+    }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn less_unsigned(a: __m256i, b: __m256i) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe {
+        let sign = _mm256_set1_epi32(i32::MIN);
+        _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_xor_si256(b, sign), _mm256_xor_si256(a, sign)))
+    }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn merge_even(even: __m256i, odd: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_blend_epi32::<0b1010_1010>(even, _mm256_shuffle_epi32::<0b10_10_00_00>(odd)) }
+}
+
 /// # Safety
 /// AVX2.
 #[inline(always)]
@@ -170,6 +203,7 @@ impl Simd for Avx2 {
     type F = Floats;
     type I = Ints;
     type Partial = Ints;
+    type M = Floats;
     const ROWS: usize = 2;
 
     #[inline(always)]
@@ -284,12 +318,42 @@ impl Simd for Avx2 {
         fn pow2(n: Ints) -> Floats = pow2;
         fn add_int(a: Ints, b: Ints) -> Ints = _mm256_add_epi32;
         fn max_int(a: Ints, b: Ints) -> Ints = _mm256_max_epi32;
+        fn sub_int(a: Ints, b: Ints) -> Ints = _mm256_sub_epi32;
+        fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256;
+        fn odd_lanes(a: Ints) -> Ints = _mm256_shuffle_epi32::<0b11_11_01_01>;
+        fn merge_even(even: Ints, odd: Ints) -> Ints = merge_even;
+        fn unsigned_to_float(value: Ints) -> Floats = unsigned_to_float;
+        fn float_bits(value: Floats) -> Ints = _mm256_castps_si256;
+        fn bits_to_float(bits: Ints) -> Floats = _mm256_castsi256_ps;
+        fn exponent_of(bits: Ints) -> Ints = _mm256_srai_epi32::<23>;
+        fn exponent_bits(exponent: Ints) -> Ints = _mm256_slli_epi32::<23>;
+        fn less(a: Floats, b: Floats) -> Floats = _mm256_cmp_ps::<_CMP_LT_OQ>;
+        fn less_unsigned(a: Ints, b: Ints) -> Floats = less_unsigned;
+        fn both(a: Floats, b: Floats) -> Floats = _mm256_and_ps;
         fn low_nibbles(bytes: Ints) -> Ints = low_nibbles;
         fn high_nibbles(bytes: Ints) -> Ints = high_nibbles;
         fn dot_nibbles(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_nibbles;
         fn finish_nibbles(sum: Ints, correction: Ints) -> Ints = finish_nibbles;
         fn dot_biased(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_biased;
         fn dot_bf16(sum: Floats, weights: Ints, activations: Ints) -> Floats = dot_bf16;
+    }
+    #[inline(always)]
+    fn mul_even(self, a: Ints, b: u32) -> Ints {
+        // SAFETY: as in `prefetch`.
+        unsafe {
+            let b = _mm256_set1_epi32(b as i32);
+            [_mm256_mul_epu32(a[0], b), _mm256_mul_epu32(a[1], b)]
+        }
+    }
+    #[inline(always)]
+    fn mask_bits(self, mask: Floats) -> u16 {
+        // SAFETY: as in `prefetch`.
+        unsafe { (_mm256_movemask_ps(mask[0]) | _mm256_movemask_ps(mask[1]) << 8) as u16 }
+    }
+    #[inline(always)]
+    fn choose(self, mask: Floats, yes: Floats, no: Floats) -> Floats {
+        // SAFETY: as in `prefetch`.
+        unsafe { [_mm256_blendv_ps(no[0], yes[0], mask[0]), _mm256_blendv_ps(no[1], yes[1], mask[1])] }
     }
     #[inline(always)]
     fn start_nibbles(self, _correction: Ints) -> Ints {

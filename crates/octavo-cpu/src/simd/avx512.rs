@@ -44,6 +44,7 @@ macro_rules! operations {
             type F = __m512;
             type I = __m512i;
             type Partial = __m512i;
+            type M = __mmask16;
             const ROWS: usize = 8;
 
             operations! { memory:
@@ -102,6 +103,23 @@ macro_rules! operations {
                 }
                 fn add_int(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
                 fn max_int(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
+                fn sub_int(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
+                fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
+                fn mul_even(a: __m512i, b: u32) -> __m512i { _mm512_mul_epu32(a, _mm512_set1_epi32(b as i32)) }
+                fn odd_lanes(a: __m512i) -> __m512i { _mm512_shuffle_epi32::<0b11_11_01_01>(a) }
+                fn merge_even(even: __m512i, odd: __m512i) -> __m512i {
+                    _mm512_mask_blend_epi32(0xaaaa, even, _mm512_shuffle_epi32::<0b10_10_00_00>(odd))
+                }
+                fn unsigned_to_float(value: __m512i) -> __m512 { _mm512_cvtepu32_ps(value) }
+                fn float_bits(value: __m512) -> __m512i { _mm512_castps_si512(value) }
+                fn bits_to_float(bits: __m512i) -> __m512 { _mm512_castsi512_ps(bits) }
+                fn exponent_of(bits: __m512i) -> __m512i { _mm512_srai_epi32::<23>(bits) }
+                fn exponent_bits(exponent: __m512i) -> __m512i { _mm512_slli_epi32::<23>(exponent) }
+                fn less(a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
+                fn less_unsigned(a: __m512i, b: __m512i) -> __mmask16 { _mm512_cmplt_epu32_mask(a, b) }
+                fn both(a: __mmask16, b: __mmask16) -> __mmask16 { a & b }
+                fn mask_bits(mask: __mmask16) -> u16 { mask }
+                fn choose(mask: __mmask16, yes: __m512, no: __m512) -> __m512 { _mm512_mask_blend_ps(mask, no, yes) }
                 fn fold(value: __m512) -> f32 {
                     let a = _mm256_add_ps(_mm512_castps512_ps256(value), _mm512_extractf32x8_ps::<1>(value));
                     let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));

@@ -24,6 +24,8 @@ pub use scalar::Scalar;
 #[cfg(test)]
 pub(crate) use tests::random_bits;
 
+use octavo_backend::numerics::exp_terms::{COEFFICIENTS, LN2_HIGH, LN2_LOW};
+
 /// Lanes of a vector.
 pub const LANES: usize = 16;
 
@@ -36,6 +38,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type I: Copy;
     /// An unfinished sum of products with unsigned nibbles.
     type Partial: Copy;
+    /// A truth value for each lane.
+    type M: Copy;
 
     /// Rows of activations that a kernel should keep in registers at once against one vector of weights.
     const ROWS: usize;
@@ -134,6 +138,38 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The larger signed integer.
     fn max_int(self, a: Self::I, b: Self::I) -> Self::I;
 
+    /// `a - b`, wrapping.
+    fn sub_int(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The bits that differ.
+    fn xor(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The unsigned products of the even lanes, 64 bits each: the lower half in the even lane, the upper in the odd one.
+    fn mul_even(self, a: Self::I, b: u32) -> Self::I;
+    /// Each odd lane, in both lanes of its pair.
+    fn odd_lanes(self, a: Self::I) -> Self::I;
+    /// The even lanes of `even`, and beside each of them the one of `odd`.
+    fn merge_even(self, even: Self::I, odd: Self::I) -> Self::I;
+    /// The nearest float of each unsigned integer, ties to even.
+    fn unsigned_to_float(self, value: Self::I) -> Self::F;
+    /// The bits of each float.
+    fn float_bits(self, value: Self::F) -> Self::I;
+    /// The floats of these bits.
+    fn bits_to_float(self, bits: Self::I) -> Self::F;
+    /// From the bits of a float to its exponent's place: shifted down by 23, with the sign.
+    fn exponent_of(self, bits: Self::I) -> Self::I;
+    /// From an exponent to its place in a float: shifted up by 23.
+    fn exponent_bits(self, exponent: Self::I) -> Self::I;
+
+    /// Where `a < b`; nowhere that either is NaN.
+    fn less(self, a: Self::F, b: Self::F) -> Self::M;
+    /// Where `a < b` as unsigned integers.
+    fn less_unsigned(self, a: Self::I, b: Self::I) -> Self::M;
+    /// Where both hold.
+    fn both(self, a: Self::M, b: Self::M) -> Self::M;
+    /// Bit `lane` is set where it holds.
+    fn mask_bits(self, mask: Self::M) -> u16;
+    /// `yes` where it holds, else `no`.
+    fn choose(self, mask: Self::M, yes: Self::F, no: Self::F) -> Self::F;
+
     /// The sum of all lanes, added by halves as [`octavo_backend::numerics::fold_lanes`].
     fn fold(self, value: Self::F) -> f32;
     /// The largest lane, by [`Simd::max`] of halves.
@@ -171,16 +207,21 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn dot_bf16(self, sum: Self::F, weights: Self::I, activations: Self::I) -> Self::F;
 }
 
-/// `e^x`: `2^n` times a polynomial of degree 6, within 2 units in the last place.
-///
-/// 0 below -87 and for negative infinity, infinity above 88, NaN for NaN.
+/// `e^x`, with the bits of [`octavo_backend::numerics::exp`].
 #[inline(always)]
 pub fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
-    // ln 2 in two parts, the first with few bits, so that `n * LN2_HIGH` is exact.
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Minimax on |r| <= ln(2) / 2 with the first two coefficients held at 1: relative error 3e-9.
-    const COEFFICIENTS: [f32; 5] = [0.001_381_459_9, 0.008_368_717, 0.041_668_39, 0.166_665_21, 0.499_999_94];
+    simd.select_less(simd.splat(88.0), x, simd.splat(f32::INFINITY), exp_up_to_88(simd, x))
+}
+
+/// As [`exp`], for arguments of at most 88.
+#[inline(always)]
+pub fn exp_up_to_88<S: Simd>(simd: S, x: S::F) -> S::F {
+    exp_from(simd, x, simd.splat(-87.0))
+}
+
+/// As [`exp`], for arguments of at most 88; 0 below `least`, which is at least -87.
+#[inline(always)]
+pub fn exp_from<S: Simd>(simd: S, x: S::F, least: S::F) -> S::F {
     let n = simd.round_to_int(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
     let n_float = simd.int_to_float(n);
     let r = simd.fma(n_float, simd.splat(-LN2_HIGH), x);
@@ -189,11 +230,7 @@ pub fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
     for coefficient in &COEFFICIENTS[1..] {
         p = simd.fma(p, r, simd.splat(*coefficient));
     }
-    p = simd.fma(p, r, simd.splat(1.0));
-    p = simd.fma(p, r, simd.splat(1.0));
-    let value = simd.mul(p, simd.pow2(n));
-    let value = simd.select_less(x, simd.splat(-87.0), simd.splat(0.0), value);
-    simd.select_less(simd.splat(88.0), x, simd.splat(f32::INFINITY), value)
+    simd.select_less(x, least, simd.splat(0.0), simd.mul(p, simd.pow2(n)))
 }
 
 /// The mask of the first `n` lanes, for [`Simd::select`].

@@ -31,6 +31,15 @@ fn map_ints(a: Ints, operation: impl Fn(i32) -> i32) -> Ints {
 }
 
 #[inline(always)]
+fn zip_ints(a: Ints, b: Ints, operation: impl Fn(i32, i32) -> i32) -> Ints {
+    let mut out = a;
+    for (out, b) in out.iter_mut().zip(b) {
+        *out = operation(*out, b);
+    }
+    out
+}
+
+#[inline(always)]
 fn round_bf16(value: f32) -> f32 {
     let bits = value.to_bits();
     if value.is_nan() {
@@ -49,6 +58,7 @@ impl Simd for Scalar {
     type F = Floats;
     type I = Ints;
     type Partial = Ints;
+    type M = u16;
     const ROWS: usize = 4;
 
     #[inline(always)]
@@ -232,19 +242,104 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn add_int(self, a: Ints, b: Ints) -> Ints {
-        let mut out = a;
-        for (out, b) in out.iter_mut().zip(b) {
-            *out = out.wrapping_add(b);
+        zip_ints(a, b, i32::wrapping_add)
+    }
+    #[inline(always)]
+    fn max_int(self, a: Ints, b: Ints) -> Ints {
+        zip_ints(a, b, i32::max)
+    }
+
+    #[inline(always)]
+    fn sub_int(self, a: Ints, b: Ints) -> Ints {
+        zip_ints(a, b, i32::wrapping_sub)
+    }
+    #[inline(always)]
+    fn xor(self, a: Ints, b: Ints) -> Ints {
+        zip_ints(a, b, |a, b| a ^ b)
+    }
+    #[inline(always)]
+    fn mul_even(self, a: Ints, b: u32) -> Ints {
+        let mut out = [0; LANES];
+        for lane in (0..LANES).step_by(2) {
+            let product = u64::from(a[lane] as u32) * u64::from(b);
+            (out[lane], out[lane + 1]) = (product as i32, (product >> 32) as i32);
         }
         out
     }
     #[inline(always)]
-    fn max_int(self, a: Ints, b: Ints) -> Ints {
-        let mut out = a;
-        for (out, b) in out.iter_mut().zip(b) {
-            *out = b.max(*out);
+    fn odd_lanes(self, mut a: Ints) -> Ints {
+        for lane in (0..LANES).step_by(2) {
+            a[lane] = a[lane + 1];
+        }
+        a
+    }
+    #[inline(always)]
+    fn merge_even(self, mut even: Ints, odd: Ints) -> Ints {
+        for lane in (0..LANES).step_by(2) {
+            even[lane + 1] = odd[lane];
+        }
+        even
+    }
+    #[inline(always)]
+    fn unsigned_to_float(self, value: Ints) -> Floats {
+        let mut out = [0.0; LANES];
+        for (out, value) in out.iter_mut().zip(value) {
+            *out = value as u32 as f32;
         }
         out
+    }
+    #[inline(always)]
+    fn float_bits(self, value: Floats) -> Ints {
+        let mut out = [0; LANES];
+        for (out, value) in out.iter_mut().zip(value) {
+            *out = value.to_bits() as i32;
+        }
+        out
+    }
+    #[inline(always)]
+    fn bits_to_float(self, bits: Ints) -> Floats {
+        let mut out = [0.0; LANES];
+        for (out, bits) in out.iter_mut().zip(bits) {
+            *out = f32::from_bits(bits as u32);
+        }
+        out
+    }
+    #[inline(always)]
+    fn exponent_of(self, bits: Ints) -> Ints {
+        map_ints(bits, |v| v >> 23)
+    }
+    #[inline(always)]
+    fn exponent_bits(self, exponent: Ints) -> Ints {
+        map_ints(exponent, |v| v << 23)
+    }
+
+    #[inline(always)]
+    fn less(self, a: Floats, b: Floats) -> u16 {
+        let mut mask = 0;
+        for lane in 0..LANES {
+            mask |= u16::from(a[lane] < b[lane]) << lane;
+        }
+        mask
+    }
+    #[inline(always)]
+    fn less_unsigned(self, a: Ints, b: Ints) -> u16 {
+        let mut mask = 0;
+        for lane in 0..LANES {
+            mask |= u16::from((a[lane] as u32) < b[lane] as u32) << lane;
+        }
+        mask
+    }
+    #[inline(always)]
+    fn both(self, a: u16, b: u16) -> u16 {
+        a & b
+    }
+    #[inline(always)]
+    fn mask_bits(self, mask: u16) -> u16 {
+        mask
+    }
+    #[inline(always)]
+    fn choose(self, mask: u16, yes: Floats, no: Floats) -> Floats {
+        self.select(mask, yes, no)
     }
 
     #[inline(always)]
