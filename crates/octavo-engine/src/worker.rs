@@ -31,7 +31,7 @@ pub(crate) type Obituary = Arc<OnceLock<String>>;
 
 /// Runs `engine` until it is shut down, its handles are gone, or it fails; then tells every inbox.
 pub(crate) fn run<B: Backend>(engine: Engine<B>, commands: Receiver<Command>, obituary: &Obituary) {
-    let mut worker = Worker { engine, addresses: HashMap::new() };
+    let mut worker = Worker { engine, addresses: HashMap::new(), gone: BTreeMap::new() };
     // A panic in a kernel must reach the callers as an error; the engine is not used afterwards.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.serve(&commands)));
     let reason = match ended {
@@ -67,6 +67,8 @@ fn answer<T>(reply: &Sender<T>, answer: T) {
 struct Worker<B: Backend> {
     engine: Engine<B>,
     addresses: HashMap<RequestId, Address>,
+    /// Inboxes that are gone. The address is kept so that no new inbox has its id.
+    gone: BTreeMap<AddressId, Address>,
 }
 
 impl<B: Backend> Worker<B> {
@@ -83,6 +85,7 @@ impl<B: Backend> Worker<B> {
                     return Ok(());
                 }
             }
+            self.abort_orphans();
             if self.engine.has_work() {
                 let outputs = self.engine.step()?;
                 self.deliver(outputs);
@@ -126,7 +129,7 @@ impl<B: Backend> Worker<B> {
         self.deliver(outputs);
     }
 
-    /// Sends each inbox its outputs, once. An inbox that is gone has its requests aborted.
+    /// Sends each inbox its outputs, once, and notes those that are gone.
     fn deliver(&mut self, outputs: Vec<Output>) {
         let mut mail: BTreeMap<AddressId, (Address, Vec<Output>)> = BTreeMap::new();
         for output in outputs {
@@ -141,13 +144,22 @@ impl<B: Backend> Worker<B> {
         }
         for (id, (address, outputs)) in mail {
             if !address.send(Event::Outputs(outputs)) {
-                let orphans: Vec<RequestId> =
-                    self.addresses.iter().filter(|(_, address)| address.id() == id).map(|(&id, _)| id).collect();
-                for orphan in orphans {
-                    self.engine.end(orphan, FinishReason::Abort);
-                    self.addresses.remove(&orphan);
-                }
+                self.gone.insert(id, address);
             }
+        }
+    }
+
+    /// Ends the requests whose inbox is gone. Whatever was asked before that has been done by now, so that a continuation
+    /// which was to stop has stopped.
+    fn abort_orphans(&mut self) {
+        if self.gone.is_empty() {
+            return;
+        }
+        let gone = std::mem::take(&mut self.gone);
+        let orphans = self.addresses.iter().filter(|(_, address)| gone.contains_key(&address.id()));
+        for orphan in orphans.map(|(&id, _)| id).collect::<Vec<_>>() {
+            self.engine.end(orphan, FinishReason::Abort);
+            self.addresses.remove(&orphan);
         }
     }
 }

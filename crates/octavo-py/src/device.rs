@@ -124,7 +124,9 @@ impl Device {
                 let threads = backend.threads();
                 start(Placed { backend, threads, path, num_tokens }, checkpoint, options)
             }
-            Device::Reference => start(Placed { backend: Reference::exact(), threads: 1, path, num_tokens }, checkpoint, options),
+            Device::Reference => {
+                start(Placed { backend: Reference::exact(), threads: 1, path, num_tokens }, checkpoint, options)
+            }
         }
     }
 
