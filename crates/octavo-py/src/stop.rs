@@ -37,19 +37,19 @@ pub struct StopStrings {
     nodes: Vec<Node>,
 }
 
-/// A beginning of a stop string.
+/// A beginning of a stop string. There may be many, so numbers are small: the strings have fewer than 2^32 bytes.
 #[derive(Debug)]
 struct Node {
     /// The last byte of its text.
     byte: u8,
     /// The nodes that are one byte longer, sorted by that byte.
-    longer: Range<usize>,
+    longer: Range<u32>,
     /// The node of the longest proper end of its text that is a node too.
-    shorter: usize,
+    shorter: u32,
     /// Bytes at the end of its text that may begin a stop string that is not complete yet.
-    waiting: usize,
+    waiting: u32,
     /// The longest of the stop strings that its text ends with.
-    complete: Option<usize>,
+    complete: Option<u32>,
 }
 
 impl StopStrings {
@@ -71,7 +71,7 @@ impl StopStrings {
 }
 
 impl Node {
-    fn new(byte: u8, shorter: usize) -> Node {
+    fn new(byte: u8, shorter: u32) -> Node {
         Node { byte, longer: 0..0, shorter, waiting: 0, complete: None }
     }
 }
@@ -79,7 +79,7 @@ impl Node {
 /// The search in one text.
 #[derive(Debug, Clone, Default)]
 pub struct StopSearch {
-    node: usize,
+    node: u32,
     /// What waits, behind what is given out already.
     text: String,
     given: usize,
@@ -97,7 +97,8 @@ impl StopSearch {
         }
         for (at, &byte) in piece.as_bytes().iter().enumerate() {
             self.node = after(&stops.nodes, self.node, byte);
-            if let (Stops::Count, Some(found)) = (count, stops.nodes[self.node].complete) {
+            if let (Stops::Count, Some(found)) = (count, stops.nodes[self.node as usize].complete) {
+                let found = found as usize;
                 self.text.push_str(&piece[..=at]);
                 let end = self.text.len();
                 let end = if stops.stop_text == StopText::Included { end } else { end - stops.strings[found].len() };
@@ -107,7 +108,7 @@ impl StopSearch {
             }
         }
         self.text.push_str(piece);
-        let end = self.text.len() - stops.nodes[self.node].waiting;
+        let end = self.text.len() - stops.nodes[self.node as usize].waiting as usize;
         text.push_str(&self.text[self.given..end]);
         self.given = end;
         // What waits is moved only when as much has been given out, so that no byte is moved more than a few times.
@@ -136,7 +137,7 @@ fn nodes(strings: &[String]) -> Vec<Node> {
     for node in 0.. {
         let Some((begun, len)) = queue.pop_front() else { break };
         let (own, longer) = begun.split_at(begun.partition_point(|&index| bytes(index).len() == len));
-        let first = nodes.len();
+        let first = nodes.len() as u32;
         for group in longer.chunk_by(|&one, &other| bytes(one)[len] == bytes(other)[len]) {
             let byte = bytes(group[0])[len];
             let shorter = if node == 0 { 0 } else { after(&nodes, nodes[node].shorter, byte) };
@@ -144,22 +145,23 @@ fn nodes(strings: &[String]) -> Vec<Node> {
             queue.push_back((group, len + 1));
         }
         // Its text is shorter, so it has been here before.
-        let Node { waiting, complete, .. } = nodes[nodes[node].shorter];
-        let end = nodes.len();
+        let Node { waiting, complete, .. } = nodes[nodes[node].shorter as usize];
+        let end = nodes.len() as u32;
         let own_node = &mut nodes[node];
         own_node.longer = first..end;
-        own_node.waiting = if longer.is_empty() { waiting } else { len };
-        own_node.complete = own.first().copied().or(complete);
+        own_node.waiting = if longer.is_empty() { waiting } else { len as u32 };
+        own_node.complete = own.first().map(|&index| index as u32).or(complete);
     }
     nodes
 }
 
 /// The node of the longest end of `node`'s text with `byte` behind it.
-fn after(nodes: &[Node], mut node: usize, byte: u8) -> usize {
+fn after(nodes: &[Node], mut node: u32, byte: u8) -> u32 {
     loop {
-        let Node { longer, shorter, .. } = &nodes[node];
-        if let Ok(index) = nodes[longer.clone()].binary_search_by_key(&byte, |longer| longer.byte) {
-            return longer.start + index;
+        let Node { longer, shorter, .. } = &nodes[node as usize];
+        let children = &nodes[longer.start as usize..longer.end as usize];
+        if let Ok(index) = children.binary_search_by_key(&byte, |child| child.byte) {
+            return longer.start + index as u32;
         }
         if node == 0 {
             return 0;
