@@ -11,6 +11,7 @@ __all__ = [
     "Story",
     "Tokenizer",
     "__version__",
+    "draw_many",
     "host",
     "measure_dot_peak",
     "measure_read_bandwidth",
@@ -83,6 +84,16 @@ class MemoryNeeds(TypedDict):
 
 def host() -> HostFacts: ...
 def memory_plan(model: str | PathLike[str], *, device: str, options: EngineOptions) -> MemoryNeeds: ...
+@type_check_only
+class Draws(TypedDict):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    count: int
+
+def draw_many(logits: list[float], draws: Draws, *, device: str) -> list[int]: ...
 def measure_read_bandwidth(threads: int, num_bytes: int | None = None) -> float: ...
 def measure_dot_peak(threads: int) -> float: ...
 

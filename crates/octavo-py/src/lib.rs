@@ -9,6 +9,7 @@
 //! | `device` | from a checkpoint to a running engine |
 //! | `engine` | the engine as Python sees it: load, submit, abort, count, close |
 //! | `host` | the machine and its limits |
+//! | `sampling` | draws without a model |
 //! | `inbox` | where Python finds what its requests gained |
 //! | `tokenizer_class` | the tokenizer as Python sees it |
 //! | `grammar` | what outputs have to follow, as masks over the vocabulary |
@@ -25,6 +26,7 @@ mod grammar_class;
 mod host;
 mod inbox;
 mod reader;
+mod sampling;
 mod stop;
 mod text;
 mod tokenizer;
@@ -41,6 +43,7 @@ mod _octavo {
         grammar_class::GrammarClass,
         host::{host_facts, measure_dot_peak, measure_read_bandwidth, memory_plan},
         inbox::{Delta, InboxClass, StoryClass},
+        sampling::draw_many,
         tokenizer_class::TokenizerClass,
     };
 

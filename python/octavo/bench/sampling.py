@@ -1,8 +1,9 @@
 """Whether draws follow the distribution that the parameters describe.
 
 For vocabularies of several sizes and every combination of filters, many draws are counted and compared with the exact
-filtered distribution by Pearson's chi-square test; and each series of draws is made twice, which has to give the same
-tokens. The distribution is computed here, in plain Python, and not by what draws.
+filtered distribution by Pearson's chi-square test; and each series of draws is made again, by the CPU's sampler and by
+the reference's, which has to give the same tokens. The distribution is computed here, in plain Python, and not by what
+draws.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Agreement:
     strays: int
     """Draws of tokens that the filters drop."""
     repeats: bool
-    """Whether the same seed gave the same tokens again."""
+    """Whether the same seed gave the same tokens again, and the reference's sampler gave them too."""
 
     @property
     def holds(self) -> bool:
@@ -93,21 +94,24 @@ def _agreement(vocab_size: int, filters: Filters, *, draws: int, seed: int) -> A
         degrees_of_freedom=degrees,
         p_value=chi_square_tail(chi_square, degrees),
         strays=strays,
-        repeats=_draw(logits, filters, draws, seed) == drawn,
+        repeats=all(_draw(logits, filters, draws, seed, device=device) == drawn for device in ("cpu", "reference")),
     )
 
 
-def _draw(logits: Sequence[float], filters: Filters, draws: int, seed: int) -> list[int]:
+def _draw(logits: Sequence[float], filters: Filters, draws: int, seed: int, *, device: str = "cpu") -> list[int]:
     from octavo._octavo import draw_many
 
     return draw_many(
         list(logits),
-        temperature=filters.temperature,
-        top_k=filters.top_k,
-        top_p=filters.top_p,
-        min_p=filters.min_p,
-        seed=seed,
-        draws=draws,
+        {
+            "temperature": filters.temperature,
+            "top_k": filters.top_k,
+            "top_p": filters.top_p,
+            "min_p": filters.min_p,
+            "seed": seed,
+            "count": draws,
+        },
+        device=device,
     )
 
 
