@@ -180,7 +180,7 @@ def test_no_request_changes_anothers_tokens_or_stops_the_engine(successor: LLM, 
         ([5], {"structured_outputs": StructuredOutputsParams(regex="(")}),
         ([5], {"structured_outputs": StructuredOutputsParams(json={"type": "strng"})}),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_what_is_refused_leaves_a_running_request_as_it_is_and_queues_nothing(
     successor: LLM, prompt: Any, fields: dict[str, Any]
