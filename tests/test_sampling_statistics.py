@@ -25,7 +25,7 @@ def test_draws_at_another_temperature_are_seen_to_differ(monkeypatch: pytest.Mon
         return exact([logit / 1.02 for logit in logits], filters)
 
     monkeypatch.setattr("octavo.bench.sampling.expected_probabilities", a_little_warmer)
-    agreements = measure()
+    agreements = measure(vocabularies=[8, 64])
     assert sum(agreement.p_value < LEAST_P for agreement in agreements) > len(agreements) / 2
 
 

@@ -23,6 +23,9 @@ DRAWS = 200_000
 LEAST_P = 0.001
 """Of true draws, one series in a thousand has a p-value below this."""
 
+# One in so many draws is made by the reference's sampler too.
+_PLAIN_SHARE = 20
+
 # Bins in which fewer draws are expected are counted together.
 _LEAST_EXPECTED = 10.0
 
@@ -53,7 +56,7 @@ class Agreement:
     strays: int
     """Draws of tokens that the filters drop."""
     repeats: bool
-    """Whether the same seed gave the same tokens again, and the reference's sampler gave them too."""
+    """Whether the same seed gave the same tokens again, and the reference's slow sampler the first of them."""
 
     @property
     def holds(self) -> bool:
@@ -61,17 +64,22 @@ class Agreement:
         return self.p_value > LEAST_P and self.strays == 0 and self.repeats
 
 
-def measure(*, draws: int = DRAWS, report: Callable[[Agreement], None] = lambda _: None) -> list[Agreement]:
+def measure(
+    *,
+    draws: int = DRAWS,
+    vocabularies: Sequence[int] = VOCABULARIES,
+    report: Callable[[Agreement], None] = lambda _: None,
+) -> list[Agreement]:
     """Compare every vocabulary under every combination of filters, with `draws` draws each."""
     found = []
-    for number, (vocab_size, filters) in enumerate(_cases()):
+    for number, (vocab_size, filters) in enumerate(_cases(vocabularies)):
         found.append(_agreement(vocab_size, filters, draws=draws, seed=number + 1))
         report(found[-1])
     return found
 
 
-def _cases() -> Iterator[tuple[int, Filters]]:
-    for vocab_size, min_p, share, top_p in product(VOCABULARIES, (0.0, 0.02), (0.0, 0.4), (1.0, 0.8)):
+def _cases(vocabularies: Sequence[int]) -> Iterator[tuple[int, Filters]]:
+    for vocab_size, min_p, share, top_p in product(vocabularies, (0.0, 0.02), (0.0, 0.4), (1.0, 0.8)):
         for temperature in (0.7, 1.5):
             yield (
                 vocab_size,
@@ -94,7 +102,8 @@ def _agreement(vocab_size: int, filters: Filters, *, draws: int, seed: int) -> A
         degrees_of_freedom=degrees,
         p_value=chi_square_tail(chi_square, degrees),
         strays=strays,
-        repeats=all(_draw(logits, filters, draws, seed, device=device) == drawn for device in ("cpu", "reference")),
+        repeats=_draw(logits, filters, draws, seed) == drawn
+        and _draw(logits, filters, draws // _PLAIN_SHARE, seed, device="reference") == drawn[: draws // _PLAIN_SHARE],
     )
 
 
