@@ -119,7 +119,7 @@ def test_a_sequence_tells_its_tokens_their_logprobs_and_how_it_ended(eight: LLM)
 def test_a_search_finds_the_same_whatever_runs_beside_it_is_cached_or_cut(folder: Path) -> None:
     params = BeamSearchParams(4, 8, length_penalty=1.5)
     outcomes = []
-    for size, caching, blocks in ((512, True, 128), (3, False, 128), (16, True, 30)):
+    for size, caching, blocks in ((512, True, 128), (5, False, 128), (16, True, 30)):
         with LLM(
             folder,
             device="reference",
@@ -187,8 +187,8 @@ def test_a_search_ends_at_the_context(eight: LLM) -> None:
         ([[1], [512]], BeamSearchParams(2, 4), "prompt 1: token id 512"),
         ([[1]], SamplingParams(), "params: found SamplingParams"),
         ([[1]], None, "params: found None, expected a BeamSearchParams"),
-        ([[1]], BeamSearchParams(65, 4), ".*65"),
-        ([[1] * 512], BeamSearchParams(2, 4), "prompt 0: the prompt has 512 tokens"),
+        ([[1]], BeamSearchParams(65, 4), "prompt 0: beam_width is 65, expected at most 64"),
+        ([[1] * 512], BeamSearchParams(2, 4), "prompt 0: .* the prompt's 512"),
     ],
 )
 def test_a_wrong_search_is_refused_and_queues_nothing(successor: LLM, prompts: Any, params: Any, reason: str) -> None:

@@ -170,6 +170,18 @@ def test_a_bad_word_does_not_come_alone_nor_after_a_space(successor: LLM) -> Non
     assert "!" not in text("\x1e", "!")
 
 
+def test_a_bad_word_is_banned_as_it_follows_a_space(smollm2: LLM) -> None:
+    """The vocabulary has a token of its own for it."""
+
+    def text(*words: str) -> str:
+        params = SamplingParams(temperature=0, max_tokens=8, bad_words=words)
+        return smollm2.generate("The capital of France is", params, use_tqdm=False)[0].outputs[0].text
+
+    assert smollm2.encode(" Paris") != smollm2.encode("Paris")
+    assert text().startswith(" Paris")
+    assert "Paris" not in text("Paris")
+
+
 def test_a_bad_word_without_a_token_is_refused(smollm2: LLM) -> None:
     with pytest.raises(
         InvalidRequest, match=r"^prompt 0: bad_words\[1\]: found '\\x04', of which the tokenizer makes no"
