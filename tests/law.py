@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from law_features import FEATURES, REFUSED, Feature
-from law_runs import Answer, Ask, Options, Params, Run, Subject, blocking
-from octavo import LLM, CompletionOutput, RequestOutput, SamplingParams
+from law_runs import Answer, Ask, Blocking, Options, Params, Run, Subject, blocking
+from octavo import LLM, BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Case:
         return merged([base, *(feature.params(self.subject, index) for feature in self.features)])
 
     def options(self) -> Options:
-        subject, choices = self.subject, self.params(0).get("n", 1)
+        subject, asked = self.subject, self.params(0)
+        choices: int = asked.get("n") or asked.get("beam_width") or 1
         own = merged([feature.options(subject, choices) for feature in self.features])
         return plain_options(subject) | own
 
@@ -106,8 +107,8 @@ class Law:
         """Asking for more continuations, or for log-probabilities, changes nothing in the plain run either."""
         expected, found = self.alone(case), []
         key = _key(case, {})
-        if key in self._doubts:
-            return self._doubts[key]
+        if key in self._doubts or "beam_width" in case.params(0):
+            return self._doubts.get(key, [])
         single = self.alone(case, n=1, logprobs=0)
         silent = self.alone(case, n=1, logprobs=None, max_tokens=8)
         for index, (whole, one, none) in enumerate(zip(expected, single, silent, strict=True)):
@@ -136,7 +137,7 @@ class Law:
         """The case's requests, with all its features."""
         together = any(feature.together for feature in case.features)
         faces = [feature.face for feature in case.features if feature.face is not blocking]
-        asks = {index: Ask(case.subject.prompts[index], SamplingParams(**case.params(index))) for index in case.order()}
+        asks = {index: ask(case, index) for index in case.order()}
         with (faces or [blocking])[0](self.models[case.subject.letter], case.options()) as face:
             # From the bottom of the table, so that what fills the prefix cache comes last.
             for feature in reversed(case.features):
@@ -154,10 +155,9 @@ class Law:
         """Each of the case's requests in the plain run, in the order of the prompts."""
         key = _key(case, override)
         if key not in self._alone:
-            params = [SamplingParams(**(case.params(index) | override)) for index in range(len(case.subject.prompts))]
-            llm = self._plain_engine(case.subject)
-            asks = zip(case.subject.prompts, params, strict=True)
-            self._alone[key] = [llm.generate([prompt], own, use_tqdm=False)[0] for prompt, own in asks]
+            face = Blocking(self._plain_engine(case.subject))
+            asks = [ask(case, index, **override) for index in range(len(case.subject.prompts))]
+            self._alone[key] = [face.together([one])[0] for one in asks]
         return self._alone[key]
 
     def _plain_engine(self, subject: Subject) -> LLM:
@@ -165,6 +165,14 @@ class Law:
             llm = LLM(self.models[subject.letter], threads=1, **plain_options(subject))
             self._plain[subject.letter] = self._engines.enter_context(llm)
         return self._plain[subject.letter]
+
+
+def ask(case: Case, index: int, **override: Any) -> Ask:
+    """The case's request for one prompt."""
+    prompt, params = case.subject.prompts[index], case.params(index) | override
+    if "beam_width" not in params:
+        return Ask(prompt, SamplingParams(**params))
+    return Ask(prompt, BeamSearchParams(**{name: params[name] for name in ("beam_width", "max_tokens", "ignore_eos")}))
 
 
 def _key(case: Case, override: Params) -> str:

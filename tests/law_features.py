@@ -253,6 +253,18 @@ FEATURES = (
         params=lambda *_: {"structured_outputs": StructuredOutputsParams(regex=_WORDS.pattern)},
         changes_logits=True,
     ),
+    Feature(
+        name="beam search",
+        does="Each request is a search with 3 beams.",
+        seen="there are 3 sequences, another one first than last, and the best has the largest sum",
+        happened=lambda run: all(
+            len(output.outputs) == 3
+            and output.outputs[0].token_ids != output.outputs[2].token_ids
+            and (output.outputs[0].cumulative_logprob or 0) >= (output.outputs[2].cumulative_logprob or 0)
+            for output in run.outputs
+        ),
+        params=lambda *_: {"beam_width": 3},
+    ),
     _threads(1),
     _threads(2),
     Feature(
@@ -268,5 +280,17 @@ FEATURES = (
 REFUSED: Mapping[frozenset[str], str] = {
     frozenset({"1 thread", "2 threads"}): "an engine has one number of threads",
     frozenset({"prefix-hit", "prompt logprobs"}): "a prompt that is reported on is computed whole",
+} | {
+    frozenset({"beam search", other}): "a search draws nothing, and has no sampling parameters"
+    for other in (
+        "n>1",
+        "logprobs",
+        "prompt logprobs",
+        "seeded sampling",
+        "penalties",
+        "masks",
+        "stop strings",
+        "structured output",
+    )
 }
 """Pairs that cannot be, and why."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from octavo import LLM, AsyncLLM, CompletionOutput, RequestOutput, SamplingParams
+from octavo import LLM, AsyncLLM, BeamSearchOutput, BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 
 Options: TypeAlias = dict[str, Any]
 Params: TypeAlias = dict[str, Any]
@@ -120,7 +120,7 @@ class Ask:
     """One request."""
 
     prompt: list[int]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,12 @@ class Blocking:
         self.threads = llm.threads
 
     def together(self, asks: Sequence[Ask]) -> list[RequestOutput]:
-        return self._llm.generate([ask.prompt for ask in asks], [ask.params for ask in asks], use_tqdm=False)
+        prompts = [ask.prompt for ask in asks]
+        searches = [ask.params for ask in asks if isinstance(ask.params, BeamSearchParams)]
+        if searches:
+            return [searched(found) for found in self._llm.beam_search(prompts, searches)]
+        params = [ask.params for ask in asks if isinstance(ask.params, SamplingParams)]
+        return self._llm.generate(prompts, params, use_tqdm=False)
 
 
 class Concurrent:
@@ -182,6 +187,8 @@ class Concurrent:
         return self._loop.run_until_complete(all_of_them())
 
     async def _answer(self, ask: Ask, name: str) -> RequestOutput:
+        if isinstance(ask.params, BeamSearchParams):
+            return searched(await self._llm.beam_search(ask.prompt, ask.params, name))
         last: RequestOutput | None = None
         async for output in self._llm.generate(ask.prompt, ask.params, name):
             for before, now in zip(last.outputs if last else [], output.outputs, strict=False):
@@ -189,6 +196,34 @@ class Concurrent:
             last = output
         assert last is not None
         return last
+
+
+def searched(found: BeamSearchOutput) -> RequestOutput:
+    """What a search found, as an answer like others."""
+    begin = len(found.prompt_token_ids)
+    outputs = [
+        CompletionOutput(
+            index=index,
+            text=sequence.text or "",
+            token_ids=sequence.tokens[begin:],
+            cumulative_logprob=sequence.cum_logprob,
+            logprobs=sequence.logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+        )
+        for index, sequence in enumerate(found.sequences)
+    ]
+    return RequestOutput(
+        request_id=found.request_id,
+        seed=0,
+        prompt=found.prompt,
+        prompt_token_ids=found.prompt_token_ids,
+        prompt_logprobs=None,
+        outputs=outputs,
+        finished=True,
+        metrics=found.metrics,
+        num_cached_tokens=found.metrics.cached_tokens if found.metrics else 0,
+    )
 
 
 @contextmanager

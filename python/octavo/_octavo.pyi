@@ -84,6 +84,7 @@ class MemoryNeeds(TypedDict):
 
 def host() -> HostFacts: ...
 def memory_plan(model: str | PathLike[str], *, device: str, options: EngineOptions) -> MemoryNeeds: ...
+
 @type_check_only
 class Draws(TypedDict):
     temperature: float

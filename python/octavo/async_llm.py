@@ -7,25 +7,30 @@ import os
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from octavo.chat_template import ChatOptions
-from octavo.collect import Collector
-from octavo.delivery import Arrivals, Deliveries, RequestStream
+from octavo.collect import BeamCollector, Collector
+from octavo.delivery import Arrivals, Deliveries, RequestStream, Stream
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.loaded import LoadedModel
-from octavo.lower import lowered, params_of_one
+from octavo.lower import lowered, lowered_beam, params_of_one
 from octavo.options import seconds_or_none
 from octavo.prompts import tokenized_prompt
+from octavo.sampling_params import RequestOutputKind
 from octavo.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from octavo._octavo import RequestParams
     from octavo.messages import Conversation, Tool
+    from octavo.outputs import BeamSearchOutput, RequestOutput
     from octavo.prompts import Prompt, TokenizedPrompt
-    from octavo.sampling_params import SamplingParams
+    from octavo.sampling_params import BeamSearchParams, SamplingParams
+
+T = TypeVar("T")
 
 
 class AsyncLLM(LoadedModel):
@@ -72,6 +77,25 @@ class AsyncLLM(LoadedModel):
         )
         [prompt] = self._rendered([("messages", messages)], options)
         return self._submitted(prompt, sampling_params, request_id)
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None
+    ) -> BeamSearchOutput:
+        """Search for the likeliest continuations of `prompt`, as `LLM.beam_search` does, and wait for them.
+
+        The request ends early when the task that waits is cancelled.
+        """
+        self._check_usable()
+        read = tokenized_prompt(prompt, tokenizer=self._tokenizer, vocab_size=self._core.vocab_size)
+
+        def arrivals(name: str, _: int) -> Arrivals[BeamSearchOutput]:
+            collector = BeamCollector(read, name, self._tokenizer)
+            return Arrivals(name, collector, collector.output, only_whole=True)
+
+        found = Stream(*self._begun(read, lowered_beam(params, core=self._core), request_id, arrivals))
+        async for output in found:
+            return output
+        raise EngineDeadError("the search gave nothing")
 
     async def abort(self, request_id: str) -> None:
         """End a request: its stream gives one more output, with the finish reason "abort", and ends.
@@ -123,20 +147,36 @@ class AsyncLLM(LoadedModel):
     def _submitted(
         self, prompt: TokenizedPrompt, sampling_params: SamplingParams | None, request_id: str | None
     ) -> RequestStream:
-        loop = _running_loop()
         params = params_of_one(sampling_params, default=self._defaults)
-        core_params = lowered([params], core=self._core)
+        [core_params] = lowered([params], core=self._core)
+
+        def arrivals(name: str, seed: int) -> Arrivals[RequestOutput]:
+            collector = Collector(prompt, name, seed, params=params)
+            output = collector.news if params.output_kind is RequestOutputKind.DELTA else collector.output
+            only_whole = params.output_kind is RequestOutputKind.FINAL_ONLY
+            return Arrivals(name, collector, output, only_whole=only_whole)
+
+        return RequestStream(*self._begun(prompt, core_params, request_id, arrivals))
+
+    def _begun(
+        self,
+        prompt: TokenizedPrompt,
+        core_params: RequestParams,
+        request_id: str | None,
+        arrivals_of: Callable[[str, int], Arrivals[T]],
+    ) -> tuple[Arrivals[T], Callable[[], None]]:
+        """Submit a request; where its outputs arrive, and what ends it. `arrivals_of` takes its name and its seed."""
+        loop = _running_loop()
         with self._deliveries.lock:
             self._check_usable()
             if self._draining:
                 raise EngineDeadError("this AsyncLLM is shutting down")
             name = self._deliveries.free_name(request_id)
             delivery = self._deliveries.of_loop(loop, self._core.inbox)
-            [(request, seed)] = self._core.submit(delivery.inbox, [prompt.token_ids], core_params)
-            collector = Collector(prompt, name, seed, params=params)
-            arrivals = Arrivals(name, collector, params.output_kind, loop)
+            [(request, seed)] = self._core.submit(delivery.inbox, [prompt.token_ids], [core_params])
+            arrivals = arrivals_of(name, seed)
             self._deliveries.add(delivery, request, arrivals)
-        return RequestStream(arrivals, partial(self._take_back, name, request))
+        return arrivals, partial(self._take_back, name, request)
 
     def _take_back(self, name: str, request: int) -> None:
         self._core.abort([request])

@@ -44,6 +44,9 @@ def deltas(inbox: Inbox, unfinished: int) -> Iterator[Delta]:
 class Collecting(Protocol):
     """Takes the deltas of one request."""
 
+    finished: bool
+    """Whether nothing more comes."""
+
     def add(self, delta: Delta) -> None:
         """Take the next delta."""
 
@@ -62,7 +65,6 @@ class Collector:
         self._prompt_logprobs_given = False
         self._story: Story | None = None
         self.finished = False
-        """Whether nothing more comes."""
 
     def add(self, delta: Delta) -> None:
         """Take the next delta."""
@@ -151,14 +153,19 @@ class _Choice:
 class BeamCollector:
     """Takes what a beam search found, which comes at its end."""
 
-    def __init__(self, prompt: TokenizedPrompt, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, prompt: TokenizedPrompt, request_id: str, tokenizer: Tokenizer | None) -> None:
         """For a search after `prompt`."""
         self._prompt = prompt
+        self._request_id = request_id
         self._tokenizer = tokenizer
         self._found: dict[int, BeamSearchSequence] = {}
+        self._story: Story | None = None
+        self.finished = False
 
     def add(self, delta: Delta) -> None:
         """Take the next sequence."""
+        self._story = delta.story
+        self.finished = delta.last
         tokens = [*self._prompt.token_ids, *delta.token_ids]
         logprobs = _logprobs(delta) or []
         total = math.fsum(row[token].logprob for token, row in zip(delta.token_ids, logprobs, strict=False))
@@ -173,7 +180,13 @@ class BeamCollector:
 
     def output(self) -> BeamSearchOutput:
         """All of them, the best first."""
-        return BeamSearchOutput(sequences=[self._found[choice] for choice in sorted(self._found)])
+        return BeamSearchOutput(
+            request_id=self._request_id,
+            prompt=self._prompt.text,
+            prompt_token_ids=self._prompt.token_ids,
+            metrics=None if self._story is None else _metrics(self._story),
+            sequences=[self._found[choice] for choice in sorted(self._found)],
+        )
 
 
 class PooledCollector:
@@ -184,9 +197,11 @@ class PooledCollector:
         self._prompt = prompt
         self._request_id = request_id
         self._pooled: list[float] | None = None
+        self.finished = False
 
     def add(self, delta: Delta) -> None:
         """Take the next delta; one of them has it."""
+        self.finished = delta.last
         self._pooled = self._pooled or delta.pooled
 
     def output(self, *, normalize: bool) -> EmbeddingOutput | None:

@@ -13,11 +13,10 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import RequestOutputKind
 from octavo.shown import shown
 
 if TYPE_CHECKING:
@@ -25,20 +24,23 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from octavo._octavo import Delta, Inbox
-    from octavo.collect import Collector
+    from octavo.collect import Collecting
 
 # How long the thread may take to see that nobody will read any more. It waits only while requests run.
 _WAIT_SECONDS = 0.25
 
 
-class RequestStream(AsyncIterator[RequestOutput]):
-    """A request as far as it has come, again and again; the last output is `finished`.
+T = TypeVar("T")
 
-    An output holds everything from the first token on, or what its `RequestOutputKind` says. The request ends with the
-    stream: when it is closed or dropped, and when a task that waits for its next output is cancelled.
+
+class Stream(AsyncIterator[T]):
+    """What comes of a request.
+
+    The request ends with the stream: when it is closed or dropped, and when a task that waits for its next output is
+    cancelled.
     """
 
-    def __init__(self, arrivals: Arrivals, take_back: Callable[[], None]) -> None:
+    def __init__(self, arrivals: Arrivals[T], take_back: Callable[[], None]) -> None:
         """Made by `AsyncLLM`; `take_back` ends the request."""
         self.request_id = arrivals.name
         """The name by which `AsyncLLM.abort` knows the request."""
@@ -46,7 +48,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._take_back = take_back
         self._process = os.getpid()
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> T:
         """Wait until there is more than was read before."""
         if self._process != os.getpid():
             raise EngineDeadError(f"this stream belongs to process {self._process} and this is its fork {os.getpid()}")
@@ -74,17 +76,27 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._take_back()
 
 
-class Arrivals:
+class RequestStream(Stream[RequestOutput]):
+    """A request as far as it has come, again and again; the last output is `finished`.
+
+    An output holds everything from the first token on, or what its `RequestOutputKind` says. The request ends with the
+    stream: when it is closed or dropped, and when a task that waits for its next output is cancelled.
+    """
+
+
+class Arrivals(Generic[T]):
     """What has come of one request. Only the event loop that reads it touches it."""
 
-    def __init__(
-        self, name: str, collector: Collector, kind: RequestOutputKind, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        """`collector` is empty yet; `kind` says what an output holds."""
+    def __init__(self, name: str, collector: Collecting, output: Callable[[], T], *, only_whole: bool) -> None:
+        """To be read in this event loop. `collector` is empty yet; `output` makes of it what the reader gets.
+
+        With `only_whole` there is one output, at the end.
+        """
         self.name = name
         self._collector = collector
-        self._kind = kind
-        self._loop = loop
+        self._output = output
+        self._only_whole = only_whole
+        self._loop = asyncio.get_running_loop()
         self._unread = False
         self._closed = False
         self._death: str | None = None
@@ -97,7 +109,7 @@ class Arrivals:
         if self._waiter is not None:
             raise InvalidRequest(f"request {self.name!r} is read by two tasks at once, expected one")
 
-    async def next(self) -> RequestOutput | None:
+    async def next(self) -> T | None:
         """The next output, once there is something new; None when nothing more will come."""
         while not (self._unread or self._closed or self._collector.finished or self._death is not None):
             self._waiter = self._loop.create_future()
@@ -107,7 +119,7 @@ class Arrivals:
                 self._waiter = None
         if self._unread and not self._closed:
             self._unread = False
-            return self._collector.news() if self._kind is RequestOutputKind.DELTA else self._collector.output()
+            return self._output()
         death, self._death = self._death, None
         if death is not None and not self._closed:
             self._closed = True
@@ -118,7 +130,7 @@ class Arrivals:
         """Take the next delta."""
         if not self._closed:
             self._collector.add(delta)
-            if self._kind is not RequestOutputKind.FINAL_ONLY or self._collector.finished:
+            if self._collector.finished or not self._only_whole:
                 self._unread = True
                 self._wake()
 
@@ -170,7 +182,7 @@ class Deliveries:
         """The delivery that `loop` has, or a new one."""
         return self._by_loop.get(loop) or Delivery(loop, new_inbox(), self)
 
-    def add(self, delivery: Delivery, request: int, arrivals: Arrivals) -> None:
+    def add(self, delivery: Delivery, request: int, arrivals: Arrivals[Any]) -> None:
         """Keep a request that was just submitted to the inbox of `delivery`."""
         delivery.expect(request, arrivals)
         self._by_loop[delivery.loop] = delivery
@@ -206,10 +218,10 @@ class Delivery:
         self._deliveries = deliveries
         self._runner = threading.current_thread()
         self._thread: threading.Thread | None = None
-        self._arrivals: dict[int, Arrivals] = {}
+        self._arrivals: dict[int, Arrivals[Any]] = {}
         self._unfinished = 0
 
-    def expect(self, request: int, arrivals: Arrivals) -> None:
+    def expect(self, request: int, arrivals: Arrivals[Any]) -> None:
         """Hand what comes for `request` to `arrivals`. Called in the event loop, with the lock held."""
         if self._thread is None:
             # Not a daemon: one of those is stopped inside the extension when the interpreter ends.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +20,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.shown import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from octavo._octavo import Delta, Inbox, RequestParams
@@ -82,18 +83,21 @@ class LLM(LoadedModel):
         return self._generate(self._rendered(iter_conversations(messages), options), sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
-        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: bool = False
+        self, prompts: Prompts, params: BeamSearchParams | Sequence[BeamSearchParams], *, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest continuations of each prompt; the outputs are in the order of the prompts.
 
-        The beams of a prompt share the KV blocks of what they have in common.
+        `params` is one for all or one for each. The beams of a prompt share the KV blocks of what they have in common.
         """
-        if not isinstance(params, BeamSearchParams):
-            raise InvalidRequest(f"params: found {shown(params)}, expected a BeamSearchParams")
         read = self._tokenized(prompts)
-        core_params = [lowered_beam(params, core=self._core)] * len(read)
+        each = [params] * len(read) if isinstance(params, BeamSearchParams) else params
+        if not isinstance(each, Sequence) or len(each) != len(read):
+            raise InvalidRequest(f"params: found {shown(params)}, expected a BeamSearchParams, or one for each prompt")
         found = self._run(
-            read, core_params, lambda index, *_: BeamCollector(read[index], self._tokenizer), use_tqdm=use_tqdm
+            read,
+            [lowered_beam(one, core=self._core) for one in each],
+            lambda index, request, _: BeamCollector(read[index], str(request), self._tokenizer),
+            use_tqdm=use_tqdm,
         )
         return [collector.output() for collector in found]
 

@@ -56,6 +56,8 @@ def lowered(params: Sequence[SamplingParams], *, core: Core) -> list[RequestPara
 
 def lowered_beam(params: BeamSearchParams, *, core: Core) -> RequestParams:
     """A beam search as the engine takes it."""
+    if not isinstance(params, BeamSearchParams):
+        raise InvalidRequest(f"params: found {shown(params)}, expected a BeamSearchParams")
     plain = SamplingParams(
         temperature=0.0, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos, logprobs=0, detokenize=False
     )

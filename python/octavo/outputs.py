@@ -137,6 +137,10 @@ class BeamSearchSequence:
 class BeamSearchOutput:
     """What a beam search found after one prompt."""
 
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None
     sequences: list[BeamSearchSequence]
     """As many as the beam is wide, if there are so many, the best first."""
 
