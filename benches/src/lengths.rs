@@ -36,7 +36,7 @@ impl Random {
     }
 
     /// Normal with mean 0 and deviation 1 (Box and Muller, 1958).
-    fn normal(&mut self) -> f64 {
+    pub fn normal(&mut self) -> f64 {
         (-2.0 * self.uniform().ln()).sqrt() * (TAU * self.uniform()).cos()
     }
 }

@@ -4,8 +4,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use octavo_benches::lengths::Random;
-use octavo_sched::{Scheduler, SchedulerConfig, SchedulerStats, StepPlan, StepRun, TokenId};
+use octavo_sched::{Candidate, Scheduler, SchedulerConfig, SchedulerStats, StepPlan, StepRun, TokenId};
 
+use crate::table::Table;
 use crate::usage::Usage;
 use crate::workload::Workload;
 
@@ -14,6 +15,8 @@ pub struct Alone<'a> {
     workload: &'a Workload,
     scheduler: Scheduler,
     random: Random,
+    /// For searches.
+    table: Option<Table>,
 }
 
 /// Time spent in the scheduler.
@@ -35,7 +38,8 @@ impl<'a> Alone<'a> {
             scheduler.add(request).expect("a request that fits");
         }
         let spent = start.elapsed();
-        (Alone { workload, scheduler, random: Random::new(3) }, spent)
+        let table = workload.beams.map(|beams| Table::new(2 * beams.width as usize, beams.deviation));
+        (Alone { workload, scheduler, random: Random::new(3), table }, spent)
     }
 
     /// One step; `None` when there is nothing left to do.
@@ -78,6 +82,12 @@ impl<'a> Alone<'a> {
         for span in plan.spans.iter().filter(|span| span.samples > 0) {
             let sequence = self.scheduler.sequence(span.seq).expect("a sequence of the plan");
             let (index, choice) = (sequence.request().0 as usize, span.seq.choice as usize);
+            if let Some(table) = &self.table {
+                let following = self.workload.following(index, span.end(), table.after(sequence.tokens()));
+                let candidate = |(rank, (token, logprob))| Candidate { token, logprob, rank };
+                runs.push(StepRun::Candidates((1..).zip(following).map(candidate).collect()));
+                continue;
+            }
             for choice in choice..choice + span.samples {
                 let drawn = self.random.below(49_000) as TokenId;
                 runs.push(StepRun::Tokens(vec![self.workload.token(index, choice, span.end(), drawn)]));

@@ -39,6 +39,10 @@ impl Backend for Ending {
             if let Ok(sampled) = sampled {
                 // The seed of each request is its place in the workload.
                 let (index, choice) = (sample.seed as usize, sample.choice as usize);
+                if let Some(logprobs) = sampled.logprobs.as_mut().filter(|_| self.workload.beams.is_some()) {
+                    logprobs.top = self.workload.following(index, sample.position as usize, &logprobs.top);
+                    continue;
+                }
                 sampled.token = self.workload.token(index, choice, sample.position as usize, sampled.token);
             }
         }

@@ -1,7 +1,7 @@
 //! Requests with known lengths, and the tokens with which they end there.
 
 use octavo_benches::lengths::{Lengths, Random};
-use octavo_sched::{Request, RequestId, SamplingParams, TokenId};
+use octavo_sched::{BeamParams, Request, RequestId, SamplingParams, TokenId};
 
 /// Ends an output. Nothing else draws it.
 pub const END: TokenId = 0;
@@ -19,6 +19,18 @@ pub struct Workload {
     pub jobs: Vec<Job>,
     /// What every request may generate at most.
     pub max_tokens: usize,
+    /// They are searches.
+    pub beams: Option<Beams>,
+}
+
+/// What is searched, and where.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Beams {
+    /// Beams of a search.
+    pub width: u32,
+    /// Of the logits of the table that stands for a model, where there is none: the larger, the surer it is of what
+    /// follows.
+    pub deviation: f64,
 }
 
 /// The lengths of one request.
@@ -38,13 +50,19 @@ impl Workload {
             prompt: lengths.prompt.draw(&mut random),
             outputs: (0..n).map(|_| lengths.output.draw(&mut random)).collect(),
         };
-        Workload { jobs: (0..count).map(job).collect(), max_tokens: octavo_benches::lengths::LONGEST }
+        let max_tokens = octavo_benches::lengths::LONGEST;
+        Workload { jobs: (0..count).map(job).collect(), max_tokens, beams: None }
     }
 
     /// Requests for one continuation, with these prompts, that go on to `max_tokens`.
     pub fn of_prompts(prompts: impl Iterator<Item = usize>, max_tokens: usize) -> Workload {
         let jobs = prompts.map(|prompt| Job { prompt, outputs: vec![usize::MAX] }).collect();
-        Workload { jobs, max_tokens }
+        Workload { jobs, max_tokens, beams: None }
+    }
+
+    /// `count` searches. A search ends when all its beams have the drawn length.
+    pub fn draw_searches(lengths: Lengths, beams: Beams, count: usize) -> Workload {
+        Workload { beams: Some(beams), ..Workload::draw(lengths, 1, count) }
     }
 
     /// A request with random tokens, hence with a prompt unlike all others.
@@ -56,9 +74,18 @@ impl Workload {
             n: job.outputs.len() as u32,
             seed: index as u64,
             max_tokens: Some(self.max_tokens),
+            beam: self.beams.map(|beams| BeamParams { width: beams.width, length_penalty: 1.0 }),
             ..SamplingParams::default()
         };
         Request { id: RequestId(index as u64), prompt, params, arrival: 0, deadline: None }
+    }
+
+    /// What may follow in a search: of `top` all but [`END`], or [`END`] alone if the output has its length with it.
+    pub fn following(&self, index: usize, position: usize, top: &[(TokenId, f32)]) -> Vec<(TokenId, f32)> {
+        if self.token(index, 0, position, END + 1) == END {
+            return vec![(END, 0.0)];
+        }
+        top.iter().copied().filter(|(token, _)| *token != END).collect()
     }
 
     /// What a continuation draws at a position, counted from the start of the prompt: `drawn`, or [`END`] if it has its

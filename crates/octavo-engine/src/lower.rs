@@ -109,7 +109,8 @@ fn sample_row(sequence: &Sequence, row: usize, choice: u32) -> SampleRow {
     let position = sequence.tokens().len() as u32;
     if let Some(beam) = params.beam {
         // The search takes its candidates from what is reported.
-        return SampleRow { choice, logprobs: Some(beam.width.saturating_mul(2)), ..SampleRow::greedy(row, position) };
+        let (seed, logprobs) = (params.seed, Some(beam.width.saturating_mul(2)));
+        return SampleRow { choice, seed, logprobs, ..SampleRow::greedy(row, position) };
     }
     SampleRow {
         row,

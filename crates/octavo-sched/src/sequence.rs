@@ -119,6 +119,12 @@ impl Sequence {
         self.prompt_len / block_size * block_size
     }
 
+    /// Of one of several sequences, the tokens that may be found instead of being computed: all but the last. A beam leaves
+    /// one more, so that whoever is admitted has something to compute before the last tokens of all go together.
+    pub(crate) fn findable_len(&self) -> usize {
+        self.tokens.len() - 1 - usize::from(self.is_beam())
+    }
+
     /// The same tokens as far as they are computed, and the same blocks, as another of the request's continuations.
     pub(crate) fn fork(&self, choice: u32, cache: &mut KvCache) -> Self {
         Self {

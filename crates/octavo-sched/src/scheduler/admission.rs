@@ -66,8 +66,11 @@ impl Scheduler {
         if first.params().skip_reading_prefix_cache || self.config.prefix_cache == PrefixCaching::Off {
             return None;
         }
-        let limit = if family > 1 { first.shared_len(self.config.block_size) } else { first.tokens().len() - 1 };
-        let limit = if family > 1 && first.is_beam() { limit.min(first.tokens().len() - 2) } else { limit };
+        let limit = if family > 1 {
+            first.shared_len(self.config.block_size).min(first.findable_len())
+        } else {
+            first.tokens().len() - 1
+        };
         Some(self.cache.find(&first.blocks, &first.params().cache_salt, first.tokens(), limit))
     }
 

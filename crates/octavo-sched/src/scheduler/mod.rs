@@ -304,12 +304,10 @@ impl Scheduler {
         let family = leader..self.running_of(sequence.id().arrival).end;
         let [first, others @ ..] = &mut self.running[family] else { return };
         others.iter_mut().for_each(|sequence| sequence.part_from(first, &mut self.cache));
-        let num_left = 1 + usize::from(first.is_beam());
-        for (sequence, num_left) in std::iter::once((first, num_left)).chain(others.iter_mut().map(|other| (other, 1)))
-        {
+        for sequence in std::iter::once(first).chain(others) {
             if !sequence.params().skip_reading_prefix_cache {
-                let (salt, tokens) = (&sequence.params().cache_salt, sequence.tokens());
-                let found = self.cache.find(&sequence.blocks, salt, tokens, tokens.len() - num_left);
+                let (salt, limit) = (&sequence.params().cache_salt, sequence.findable_len());
+                let found = self.cache.find(&sequence.blocks, salt, sequence.tokens(), limit.max(sequence.computed()));
                 sequence.adopt(&found, &mut self.cache);
             }
         }

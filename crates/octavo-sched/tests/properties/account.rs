@@ -6,6 +6,7 @@ use octavo_sched::{FinishReason, Request, SeqId, SeqSpan, StepOutput, StepRun, T
 
 use crate::history::{Histories, History};
 use crate::model;
+use crate::search::Search;
 
 /// A request that has not ended.
 #[derive(Debug)]
@@ -15,7 +16,8 @@ pub struct Live {
     pub final_len: usize,
     /// Those that have not ended, by choice.
     pub continuations: BTreeMap<u32, Continuation>,
-    /// Choices of the request that are to part from the first continuation when its first token is drawn.
+    /// Choices of the request that are to part from the first continuation when its first token is drawn; of a search,
+    /// beams that may come yet.
     pub unborn: u32,
     /// Choices given out so far.
     pub num_choices: u32,
@@ -26,6 +28,7 @@ pub struct Live {
     pub iterations: usize,
     /// The most iterations of any request that came later, ended or not.
     pub most_later: usize,
+    pub search: Option<Search>,
 }
 
 #[derive(Debug, Clone)]
@@ -37,19 +40,30 @@ pub struct Continuation {
     pub computed: usize,
 }
 
+impl Continuation {
+    pub fn push(&mut self, token: TokenId, histories: &mut Histories) {
+        let before = *self.histories.last().expect("a prompt has a token");
+        self.histories.push(histories.then(before, token));
+        self.tokens.push(token);
+    }
+}
+
 impl Live {
     pub fn new(request: Request, final_len: usize) -> Self {
-        let (n, tokens) = (request.params.n, request.prompt.clone());
+        let tokens = request.prompt.clone();
+        let n = request.params.n;
+        let beam = request.params.beam;
         Self {
             request,
             final_len,
             continuations: BTreeMap::from([(0, Continuation { tokens, histories: vec![], computed: 0 })]),
-            unborn: n - 1,
+            unborn: beam.map_or(n, |beam| beam.width) - 1,
             num_choices: n,
             runs: false,
             was_admitted: false,
             iterations: 0,
             most_later: 0,
+            search: beam.map(|beam| Search::new(beam.width as usize, beam.length_penalty)),
         }
     }
 
@@ -60,6 +74,9 @@ impl Live {
 
     /// The choices that have not ended.
     pub fn choices(&self) -> Vec<u32> {
+        if self.is_search() {
+            return vec![0];
+        }
         self.continuations.keys().copied().chain(1..=self.unborn).collect()
     }
 
@@ -71,10 +88,16 @@ impl Live {
         }
     }
 
-    /// What the model would draw after the span of a sequence that samples.
-    pub fn draw(&self, choice: u32, num_samples: usize, position: usize) -> impl Iterator<Item = TokenId> {
+    /// What the model would give after the span of a sequence that samples.
+    pub fn draw(&self, span: &SeqSpan) -> Vec<StepRun> {
         let seed = self.request.params.seed;
-        (choice..).take(num_samples).map(move |choice| model::sample(seed, choice, position))
+        let choices = (span.seq.choice..).take(span.samples);
+        if let Some(beam) = self.request.params.beam {
+            let tokens = |choice| &self.continuations[&choice].tokens;
+            let propose = |choice| StepRun::Candidates(model::propose(seed, tokens(choice), 2 * beam.width as usize));
+            return choices.map(propose).collect();
+        }
+        choices.map(|choice| StepRun::Tokens(vec![model::sample(seed, choice, span.end())])).collect()
     }
 
     /// Takes a span as computed, appends what was drawn after it, and gives the outputs to expect for it: none if its
@@ -83,7 +106,7 @@ impl Live {
         let seq = span.seq;
         let Some(continuation) = self.continuations.get_mut(&seq.choice) else { return vec![] };
         continuation.computed = span.end();
-        if runs.is_empty() {
+        if runs.is_empty() || self.search.is_some() {
             return vec![];
         }
         let parent = continuation.clone();
@@ -100,9 +123,7 @@ impl Live {
             StepRun::Failed | StepRun::Candidates(_) => (vec![], Some(FinishReason::Error)),
             StepRun::Tokens(tokens) => {
                 for &token in tokens {
-                    let before = *continuation.histories.last().expect("a prompt has a token");
-                    continuation.histories.push(histories.then(before, token));
-                    continuation.tokens.push(token);
+                    continuation.push(token, histories);
                 }
                 (tokens.clone(), model::finish(&self.request.params, &continuation.tokens, self.final_len))
             }

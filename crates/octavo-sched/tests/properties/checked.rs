@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 
 use octavo_sched::{
-    FinishReason, PrefixCaching, Rejected, Request, RequestId, SamplingParams, Scheduler, SchedulerConfig,
-    SchedulerStats, SeqId, SeqSpan, Sequence, StepOutput, StepPlan, StepRun,
+    FinishCounts, FinishReason, PrefixCaching, Rejected, Request, RequestId, SamplingParams, Scheduler,
+    SchedulerConfig, SchedulerStats, SeqId, SeqSpan, Sequence, StepOutput, StepPlan, StepRun,
 };
 
 use crate::account::Live;
@@ -14,6 +14,7 @@ use crate::memory::Memory;
 use crate::model;
 use crate::operation::{NewRequest, Operation};
 use crate::room::Room;
+use crate::search::Found;
 
 #[derive(Debug)]
 pub struct Checked {
@@ -59,13 +60,21 @@ pub struct Visits {
     /// Continuations that ended alone, before they were done.
     pub ended_choices: u64,
     pub expired: u64,
+    /// Searches that ended with outputs.
+    pub searches: u64,
+    /// Searches of several beams that were preempted.
+    pub preempted_searches: u64,
+    /// Beams from which nothing came, or more than one.
+    pub beams_parted: u64,
 }
 
 impl Visits {
-    pub fn all(&self) -> [u64; 10] {
+    pub fn all(&self) -> [u64; 13] {
         let Self { preempted, preempted_families, hits, resumed_hits, copies, forks, joins, forgotten, .. } = *self;
-        let Self { ended_choices, expired, .. } = *self;
-        [preempted, preempted_families, hits, resumed_hits, copies, forks, joins, forgotten, ended_choices, expired]
+        let Self { ended_choices, expired, searches, preempted_searches, beams_parted, .. } = *self;
+        let few = [preempted, preempted_families, hits, resumed_hits, copies, forks, joins, forgotten];
+        let [a, b, c, d, e, f, g, h] = few;
+        [a, b, c, d, e, f, g, h, ended_choices, expired, searches, preempted_searches, beams_parted]
     }
 }
 
@@ -138,7 +147,7 @@ impl Checked {
     }
 
     /// Does the same to the scheduler and to its twin.
-    fn both<T: PartialEq + Debug>(&mut self, act: impl Fn(&mut Scheduler) -> T) -> T {
+    pub(crate) fn both<T: PartialEq + Debug>(&mut self, act: impl Fn(&mut Scheduler) -> T) -> T {
         let result = act(&mut self.scheduler);
         if let Some(twin) = &mut self.twin {
             assert_eq!(act(twin), result, "hashes make no difference");
@@ -165,6 +174,9 @@ impl Checked {
             }
             Err(Rejected::EmptyPrompt) => assert!(request.prompt.is_empty()),
             Err(Rejected::TooManyContinuations { .. }) => assert!(n > self.config.max_num_seqs),
+            Err(Rejected::BeamTooWide { .. }) => {
+                assert!(new.penalty.is_some() && n > self.config.max_num_batched_tokens);
+            }
             Err(Rejected::PromptTooLong { limit: found, .. }) => {
                 assert!(found == limit && request.prompt.len() >= limit);
             }
@@ -172,74 +184,6 @@ impl Checked {
                 assert!(is_divided && tokens == wanted && found == limit);
             }
             Err(other) => panic!("{other}"),
-        }
-    }
-
-    fn abort(&mut self, index: usize) {
-        let Some(arrival) = self.live.keys().copied().nth(index % self.live.len().max(1)) else {
-            assert_eq!(self.both(|scheduler| scheduler.end(RequestId(0), FinishReason::Abort)), [0_u32; 0]);
-            return;
-        };
-        let count = self.end_whole(arrival, FinishReason::Abort);
-        self.totals.finished.abort += count;
-    }
-
-    fn end_whole(&mut self, arrival: u64, reason: FinishReason) -> u64 {
-        let live = self.end(arrival);
-        let choices = live.choices();
-        assert_eq!(self.both(|scheduler| scheduler.end(live.request.id, reason)), choices);
-        self.planned.retain(|seq, _| seq.arrival != arrival);
-        choices.len() as u64
-    }
-
-    fn end_choice(&mut self, index: usize) {
-        let all = self
-            .live
-            .iter()
-            .flat_map(|(&arrival, live)| live.continuations.keys().map(move |&choice| SeqId { arrival, choice }));
-        let all: Vec<_> = all.collect();
-        let Some(&seq) = all.get(index % all.len().max(1)) else { return };
-        let is_awaited = self.live[&seq.arrival].runs && self.follows(seq, 1) && !self.follows(seq, 0);
-        let live = self.live.get_mut(&seq.arrival).expect("it has not ended");
-        let has_text = live.continuations[&seq.choice].tokens.len() > live.request.prompt.len();
-        let id = live.request.id;
-        let expected = has_text.then_some(live.continuations.len() == 1);
-        if has_text {
-            let ended = live.continuations.remove(&seq.choice).expect("it is there");
-            if let Some((_, next)) = live.continuations.range_mut(seq.choice..).next().filter(|_| is_awaited) {
-                next.computed = ended.computed;
-            }
-            self.planned.remove(&seq);
-            self.totals.finished.stop += 1;
-            self.visits.ended_choices += 1;
-        }
-        if expected == Some(true) {
-            self.end(seq.arrival);
-        }
-        assert_eq!(self.both(|scheduler| scheduler.end_choice(id, seq.choice, FinishReason::Stop)), expected);
-    }
-
-    /// Whether the continuation so many places after one of a running request waits for the first of them.
-    fn follows(&self, seq: SeqId, places: usize) -> bool {
-        let live = &self.live[&seq.arrival];
-        let (&first, _) = live.continuations.iter().next().expect("it has not ended");
-        let later = live.continuations.range(seq.choice..).nth(places);
-        later.is_some_and(|(&choice, _)| {
-            let is_empty = !has_blocks(self.sequence(SeqId { choice, ..seq }));
-            live.request.prompt.len() >= self.config.block_size && choice != first && is_empty
-        })
-    }
-
-    /// Ends what is late, as an engine does.
-    fn expire(&mut self) {
-        let now = self.now;
-        let late = self.both(|scheduler| scheduler.expired(now));
-        self.visits.expired += late.len() as u64;
-        for id in late {
-            let is_it = |(_, live): &(&u64, &Live)| live.request.id == id;
-            let arrival = *self.live.iter().find(is_it).expect("it has not ended").0;
-            let count = self.end_whole(arrival, FinishReason::Deadline);
-            self.totals.finished.deadline += count;
         }
     }
 
@@ -256,7 +200,7 @@ impl Checked {
         let parent = &live.continuations[&id.choice];
         let (prompt_len, known) = (live.request.prompt.len(), parent.tokens.len());
         let is_up_to_date = parent.computed + 1 == known && !self.has_followers(id.arrival);
-        let may_part = live.runs && known > prompt_len && is_up_to_date;
+        let may_part = live.runs && known > prompt_len && is_up_to_date && !live.is_search();
         let fits = self.room.holds(prompt_len, live.final_len, live.continuations.len() + 1);
         let child = self.both(|scheduler| scheduler.fork(id));
         assert_eq!(child.is_some(), may_part && fits && taken < self.config.max_num_seqs);
@@ -310,8 +254,8 @@ impl Checked {
     }
 
     fn sample(&self, plan: &StepPlan, failing: Option<usize>) -> Vec<StepRun> {
-        let draw = |span: &SeqSpan| self.live[&span.seq.arrival].draw(span.seq.choice, span.samples, span.end());
-        let mut runs: Vec<_> = plan.spans.iter().flat_map(draw).map(|token| StepRun::Tokens(vec![token])).collect();
+        let draw = |span: &SeqSpan| self.live[&span.seq.arrival].draw(span);
+        let mut runs: Vec<_> = plan.spans.iter().flat_map(draw).collect();
         if let Some(index) = failing.filter(|_| !runs.is_empty()) {
             let index = index % runs.len();
             runs[index] = StepRun::Failed;
@@ -321,24 +265,21 @@ impl Checked {
 
     /// The outputs to expect. Each continuation finishes once, and with the last one the request has ended.
     fn take_runs(&mut self, plan: &StepPlan, mut runs: &[StepRun]) -> Vec<StepOutput> {
-        let mut outputs = vec![];
+        let (mut outputs, mut searched) = (vec![], BTreeMap::<u64, Vec<(u32, &StepRun)>>::new());
         for span in &plan.spans {
             let (own, others) = runs.split_at(span.samples);
             runs = others;
             if let Some(live) = self.live.get_mut(&span.seq.arrival) {
                 outputs.extend(live.take(span, own, &mut self.histories));
+                if live.is_search() && span.samples > 0 {
+                    searched.entry(span.seq.arrival).or_default().push((span.seq.choice, &own[0]));
+                }
             }
         }
         for output in outputs.iter_mut() {
             let Some(reason) = output.finish else { continue };
             let finished = &mut self.totals.finished;
-            *match reason {
-                FinishReason::Stop => &mut finished.stop,
-                FinishReason::Length => &mut finished.length,
-                FinishReason::Abort => &mut finished.abort,
-                FinishReason::Deadline => &mut finished.deadline,
-                FinishReason::Error => &mut finished.error,
-            } += 1;
+            count(finished, reason);
             let live = self.live.get_mut(&output.seq.arrival).expect("it has not ended");
             live.continuations.remove(&output.seq.choice);
             if live.continuations.is_empty() {
@@ -346,10 +287,45 @@ impl Checked {
                 self.end(output.seq.arrival);
             }
         }
+        outputs.extend(searched.into_iter().flat_map(|(arrival, runs)| self.advance_search(arrival, &runs)));
+        outputs.sort_by_key(|output| output.seq.arrival);
         outputs
     }
 
-    fn end(&mut self, arrival: u64) -> Live {
+    fn advance_search(&mut self, arrival: u64, runs: &[(u32, &StepRun)]) -> Vec<StepOutput> {
+        let live = self.live.get_mut(&arrival).expect("it has not ended");
+        let before: Vec<_> = live.continuations.keys().copied().collect();
+        let Some(found) = live.advance(runs, &mut self.histories) else {
+            self.visits.beams_parted += u64::from(!before.iter().eq(live.continuations.keys()));
+            return vec![];
+        };
+        let request = live.request.id;
+        let output = |choice, found: Option<Found>| StepOutput {
+            request,
+            seq: SeqId { arrival, choice },
+            tokens: found.as_ref().map_or(vec![], Found::tokens),
+            finish: Some(found.as_ref().map_or(FinishReason::Error, |found| found.finish)),
+            stop_token: found.as_ref().filter(|found| found.finish == FinishReason::Stop).map(|found| {
+                let tokens = found.tokens();
+                tokens[tokens.len() - 1]
+            }),
+            last: false,
+            hypothesis: found.map(|found| found.hypothesis),
+        };
+        self.visits.searches += u64::from(!found.is_empty());
+        let mut outputs: Vec<_> = (0..).zip(found).map(|(choice, found)| output(choice, Some(found))).collect();
+        if outputs.is_empty() {
+            outputs.push(output(0, None));
+        }
+        let len = outputs.len();
+        outputs[len - 1].last = true;
+        outputs.iter().filter_map(|output| output.finish).for_each(|reason| count(&mut self.totals.finished, reason));
+        self.end(arrival);
+        outputs
+    }
+
+    /// Forgets a request.
+    pub(crate) fn end(&mut self, arrival: u64) -> Live {
         let ended = self.live.remove(&arrival).expect("it has not ended");
         for earlier in self.live.range_mut(..arrival).map(|(_, live)| live) {
             earlier.most_later = earlier.most_later.max(ended.iterations);
@@ -358,7 +334,17 @@ impl Checked {
     }
 }
 
-fn has_blocks(sequence: &Sequence) -> bool {
+fn count(finished: &mut FinishCounts, reason: FinishReason) {
+    *match reason {
+        FinishReason::Stop => &mut finished.stop,
+        FinishReason::Length => &mut finished.length,
+        FinishReason::Abort => &mut finished.abort,
+        FinishReason::Deadline => &mut finished.deadline,
+        FinishReason::Error => &mut finished.error,
+    } += 1;
+}
+
+pub(crate) fn has_blocks(sequence: &Sequence) -> bool {
     !sequence.tables()[0].blocks().is_empty()
 }
 

@@ -7,7 +7,9 @@
 //! | `history` | names for the beginnings of sequences |
 //! | `memory` | what the KV cache of a backend would hold |
 //! | `account` | what each request must generate |
+//! | `search` | what a beam search must find |
 //! | `checked` | a scheduler beside its account and a memory |
+//! | `ending` | ends before the end |
 //! | `plan` | what must hold of every plan |
 //! | `hits` | what a request must find in the prefix cache |
 //! | `room` | how much fits, and that it is let in |
@@ -17,6 +19,7 @@
 
 mod account;
 mod checked;
+mod ending;
 mod execution;
 mod history;
 mod hits;
@@ -26,6 +29,7 @@ mod operation;
 mod plan;
 mod pool;
 mod room;
+mod search;
 mod state;
 
 use octavo_sched::{GroupConfig, PrefixCaching, SchedulerConfig, VictimOrder};
@@ -109,5 +113,5 @@ fn a_walk_of_a_million_operations_keeps_every_invariant() {
         checked.drain();
         visits = checked.visits;
     }
-    assert!(visits.all().into_iter().all(|number| number > 500), "it comes by everything: {visits:?}");
+    assert!(visits.all().into_iter().all(|number| number > 200), "it comes by everything: {visits:?}");
 }

@@ -3,7 +3,7 @@
 //! Prompts and answers are beginnings of the same few words over two letters, so that what one sequence generates is
 //! what another begins with.
 
-use octavo_sched::{FinishReason, Request, RequestId, SamplingParams, TokenId};
+use octavo_sched::{BeamParams, Candidate, FinishReason, Request, RequestId, SamplingParams, TokenId};
 
 use crate::operation::NewRequest;
 
@@ -34,10 +34,27 @@ pub fn sample(seed: u64, choice: u32, position: usize) -> TokenId {
     }
 }
 
+/// The likeliest tokens to follow, equal ones by id: of three, those of a word mostly.
+pub fn propose(seed: u64, tokens: &[TokenId], count: usize) -> Vec<Candidate> {
+    let noise = tokens.iter().fold(seed, |state, &token| mix(state << 2 | u64::from(token)));
+    let word = letter(seed as usize % NUM_WORDS, tokens.len());
+    let logprob = |token: TokenId| {
+        let unlikely = if token == EOS { 6 } else { 3 * u32::from(token != word) };
+        -0.25 * ((noise >> (8 * token)) % 8) as f32 - 0.25 * unlikely as f32
+    };
+    let mut all: Vec<_> = [EOS, 1, 2].map(|token| (token, logprob(token))).into();
+    all.sort_by(|one: &(TokenId, f32), other| other.1.total_cmp(&one.1));
+    let candidate = |(rank, (token, logprob)): (u32, _)| Candidate { token, logprob, rank };
+    (1..).zip(all).map(candidate).take(count).collect()
+}
+
+pub fn is_end(params: &SamplingParams, token: TokenId) -> bool {
+    params.stop_token_ids.contains(&token) || (token == EOS && !params.ignore_eos)
+}
+
 /// Why a sequence ends with its last token, if it does.
 pub fn finish(params: &SamplingParams, tokens: &[TokenId], final_len: usize) -> Option<FinishReason> {
-    let last = tokens.last()?;
-    if params.stop_token_ids.contains(last) || (*last == EOS && !params.ignore_eos) {
+    if is_end(params, *tokens.last()?) {
         return Some(FinishReason::Stop);
     }
     (tokens.len() == final_len).then_some(FinishReason::Length)
@@ -50,7 +67,8 @@ pub fn request(id: RequestId, new: &NewRequest, arrival: u64) -> Request {
         *token = 3 - *token;
     }
     let params = SamplingParams {
-        n: new.n,
+        n: if new.penalty.is_some() { 1 } else { new.n },
+        beam: new.penalty.map(|length_penalty| BeamParams { width: new.n, length_penalty }),
         seed: new.seed,
         max_tokens: new.max_tokens,
         stop_token_ids: new.stop.into_iter().collect(),

@@ -9,6 +9,8 @@ use crate::model::{EOS, NUM_WORDS};
 #[derive(Debug, Clone, Default)]
 pub struct NewRequest {
     pub n: u32,
+    /// It is a search with `n` beams, and this penalty of length.
+    pub penalty: Option<f32>,
     /// The prompt is the beginning of a word, with the token at `flipped` exchanged for the other one.
     pub word: usize,
     pub prompt_len: usize,
@@ -51,6 +53,7 @@ const SEATS: [usize; 8] = [1, 2, 3, 4, 4, 4, 4, 4];
 const BUDGET: std::ops::RangeInclusive<usize> = 1..=8;
 const PROMPTS: [usize; 12] = [1, 2, 3, 4, 4, 5, 6, 7, 8, 9, 12, 0];
 const CONTINUATIONS: [u32; 6] = [1, 1, 1, 2, 2, 3];
+const PENALTIES: [f32; 4] = [1.0, 1.0, 0.0, -1.0];
 /// Mostly few, so that the scheduler expects few and is wrong about the others.
 const MAX_TOKENS: [Option<usize>; 5] = [Some(2), Some(6), Some(9), Some(12), None];
 /// In operations.
@@ -112,10 +115,26 @@ fn new_request() -> impl Strategy<Value = NewRequest> {
     let answer = (0..2_u64, prop::sample::select(&MAX_TOKENS[..]), prop::option::weighted(0.1, 1..=2_u32));
     let flags = (any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.1));
     let rest = (flags, prop::option::weighted(0.1, TIMES));
-    (prop::sample::select(&CONTINUATIONS[..]), prompt, answer, rest).prop_map(|(n, prompt, answer, rest)| {
+    let search = prop::option::weighted(0.2, prop::sample::select(&PENALTIES[..]));
+    let number = (prop::sample::select(&CONTINUATIONS[..]), search);
+    (number, prompt, answer, rest).prop_map(|((n, penalty), prompt, answer, rest)| {
         let ((word, prompt_len, flipped), (seed, max_tokens, stop)) = (prompt, answer);
         let ((ignore_eos, is_salted, skips_cache), time) = rest;
-        NewRequest { n, word, prompt_len, flipped, seed, max_tokens, stop, ignore_eos, is_salted, skips_cache, time }
+        let n = n + u32::from(penalty.is_some());
+        NewRequest {
+            n,
+            penalty,
+            word,
+            prompt_len,
+            flipped,
+            seed,
+            max_tokens,
+            stop,
+            ignore_eos,
+            is_salted,
+            skips_cache,
+            time,
+        }
     })
 }
 
@@ -181,8 +200,10 @@ impl Draw {
     }
 
     fn new_request(&mut self) -> NewRequest {
+        let penalty = self.one_in(4).then(|| self.of(&PENALTIES));
         NewRequest {
-            n: self.of(&CONTINUATIONS),
+            n: self.of(&CONTINUATIONS) + u32::from(penalty.is_some()),
+            penalty,
             word: self.below(NUM_WORDS),
             prompt_len: self.of(&PROMPTS),
             flipped: self.one_in(3).then(|| self.below(8)),

@@ -42,6 +42,7 @@ impl Checked {
             assert!(plan.spans.iter().all(|span| span.seq.arrival != arrival));
             assert!(plan.admitted.iter().all(|admitted| admitted.request != live.request.id));
             self.visits.preempted_families += u64::from(live.continuations.len() > 1);
+            self.visits.preempted_searches += u64::from(live.continuations.len() > 1 && live.is_search());
             live.runs = false;
             live.continuations.values_mut().for_each(|continuation| continuation.computed = 0);
         }
@@ -83,6 +84,8 @@ impl Checked {
         // Several continuations find at first only what they share.
         let is_alone = live.continuations.len() == 1;
         let limit = if is_alone { leader.tokens.len() - 1 } else { self.shared_len(live) };
+        // A beam computes something before the last tokens of all go together.
+        let limit = if live.is_search() && !is_alone { limit.min(leader.tokens.len() - 2) } else { limit };
         // While a plan is made blocks are only lost to the cache.
         let [most, least] = [before, &self.cached].map(|cached| self.longest_hit(&leader.histories, 0, limit, cached));
         let found = admitted.cached_tokens;
@@ -104,7 +107,8 @@ impl Checked {
             let is_first = live.continuations.keys().next() == Some(&seq.choice);
             let expected = if is_first { shared } else { 0 };
             assert!(live.continuations.len() > 1 && continuation.computed == expected, "{seq:?}: {continuation:?}");
-            let limit = if self.reads_cache(live) { continuation.tokens.len() - 1 } else { shared };
+            let num_left = 1 + usize::from(live.is_search());
+            let limit = if self.reads_cache(live) { continuation.tokens.len() - num_left } else { shared };
             let hit = |cached| self.longest_hit(&continuation.histories, shared, limit, cached);
             let [most, least] = [before, &self.cached].map(hit);
             assert!((least..=most).contains(&computed), "{seq:?} has {computed}, expected {least}..={most}");
@@ -134,19 +138,43 @@ impl Checked {
             let num_tokens_known = continuation.tokens.len();
             assert!(live.runs && span.len > 0 && span.drafts == 0 && span.end() <= num_tokens_known);
             assert_eq!(span.start, continuation.computed, "positions are computed once and in order");
-            let samples = if span.end() == num_tokens_known { 1 + live.unborn as usize } else { 0 };
+            let continuations = if live.is_search() { 1 } else { 1 + live.unborn as usize };
+            let samples = if span.end() == num_tokens_known { continuations } else { 0 };
             assert_eq!(span.samples, samples);
             let parts = live.continuations.len() > 1 && span.end() == self.shared_len(live);
-            let is_cut = span.end() < num_tokens_known && !parts;
+            // The last token of a beam waits for those of the others.
+            let waits = live.is_search() && !live.is_level() && span.end() + 1 == num_tokens_known;
+            let is_cut = span.end() < num_tokens_known && !parts && !waits;
             // A victim leaves a budget behind that was spoken for.
             assert!(
                 !is_cut || num_tokens == budget || !plan.preempted.is_empty(),
                 "{span:?} is shorter than it need be"
             );
         }
+        self.check_beams(plan);
         let waits =
             |(arrival, live): (&u64, &Live)| live.runs && plan.spans.iter().all(|span| span.seq.arrival != *arrival);
-        assert!(num_tokens == budget || !plan.preempted.is_empty() || !self.live.iter().any(waits));
+        let is_full = num_tokens == budget || self.is_closed(plan);
+        assert!(is_full || !plan.preempted.is_empty() || !self.live.iter().any(waits));
+    }
+
+    /// The last tokens of all beams of a search are in the plan, or none.
+    fn check_beams(&self, plan: &StepPlan) {
+        for (&arrival, live) in self.live.iter().filter(|(_, live)| live.is_search()) {
+            let spans = plan.spans.iter().filter(|span| span.seq.arrival == arrival);
+            let num_last = spans.filter(|span| span.samples > 0).count();
+            assert!(num_last == 0 || num_last == live.continuations.len(), "{plan:?}");
+            assert!(num_last == 0 || live.is_level());
+        }
+    }
+
+    /// Whether a search found less budget than it has beams, so that nobody later gets it.
+    pub(crate) fn is_closed(&self, plan: &StepPlan) -> bool {
+        let left = self.config.max_num_batched_tokens - plan.spans.iter().map(|span| span.len).sum::<usize>();
+        self.live.iter().any(|(&arrival, live)| {
+            let is_left_out = plan.spans.iter().all(|span| span.seq.arrival < arrival);
+            live.runs && live.is_search() && is_left_out && live.is_level() && left < live.continuations.len()
+        })
     }
 
     /// Iterations are shared out in order of arrival (Orca: Yu et al., OSDI'22), if the latest give way.

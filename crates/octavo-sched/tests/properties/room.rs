@@ -65,7 +65,8 @@ impl Checked {
         let seats: usize = self.live.values().filter(|live| live.runs).map(Live::num_seats).sum();
         let num_tokens: usize = plan.spans.iter().map(|span| span.len).sum();
         let is_left_out = |first: &&Live| {
-            num_tokens < self.config.max_num_batched_tokens && seats + first.num_seats() <= self.config.max_num_seqs
+            let is_full = num_tokens == self.config.max_num_batched_tokens || self.is_closed(plan);
+            !is_full && seats + first.num_seats() <= self.config.max_num_seqs
         };
         let is_preempting = !plan.preempted.is_empty();
         let first = self.live.values().find(|live| !live.runs).filter(|first| is_preempting || is_left_out(first));
@@ -119,7 +120,8 @@ impl Checked {
         for (sequence, live) in self.sequences().filter(|(_, live)| live.runs) {
             let known = sequence.tokens().len();
             let next = (known + block_size).min(live.final_len) - 1;
-            let unborn = live.unborn as usize;
+            let is_first = live.continuations.keys().next() == Some(&sequence.id().choice);
+            let unborn = if is_first { live.unborn as usize } else { 0 };
             let shared = live.request.prompt.len() / block_size;
             for (group, table) in sequence.tables().iter().enumerate() {
                 let whole = self.room.most_blocks(group, live.final_len - 1);
