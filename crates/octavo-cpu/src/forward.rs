@@ -4,6 +4,9 @@
 //! head, a range of tiles, a unit of attention) is handed out once and writes its own part of a buffer; what a region
 //! reads was written in an earlier one. The barrier between regions makes it visible.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
 use half::bf16;

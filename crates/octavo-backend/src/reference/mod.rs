@@ -57,6 +57,11 @@ impl Reference {
     pub fn mirror(numerics: Numerics) -> Reference {
         Reference { numerics }
     }
+
+    /// The head alone: the logits, `[rows, vocab_size]`, of rows as [`StepResult::hidden`] has them.
+    pub fn logits(&self, plan: &ReferencePlan, hidden: &[f32]) -> Vec<f32> {
+        plan.logits(self.numerics, hidden)
+    }
 }
 
 impl Backend for Reference {
