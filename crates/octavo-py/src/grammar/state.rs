@@ -4,7 +4,10 @@
 //! worked out and counts work against limits, so each state has a memory of its own, and works out after every token what
 //! may follow, whether it is asked or not.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use llguidance::{Matcher, TokenParser, api::StopReason, toktrie::SimpleVob};
 use octavo_backend::TokenMask;
@@ -21,8 +24,8 @@ pub(super) struct Compiled {
 impl Compiled {
     /// # Errors
     /// A grammar that allows nothing at its beginning, or that is too much work there.
-    pub(super) fn new(parser: TokenParser, usable: &SimpleVob) -> Result<Compiled, CompileError> {
-        let start = Place::new(Matcher::new(Ok(parser)), usable.clone());
+    pub(super) fn new(parser: TokenParser, usable: &Arc<SimpleVob>) -> Result<Compiled, CompileError> {
+        let start = Place::new(Matcher::new(Ok(parser)), Arc::clone(usable));
         start.map(|start| Compiled { start }).map_err(|error| CompileError::Source(error.0))
     }
 }
@@ -36,7 +39,8 @@ impl Grammar for Compiled {
 /// A place in a grammar.
 struct Place {
     matcher: Matcher,
-    usable: SimpleVob,
+    /// Tokens that can stand in a text.
+    usable: Arc<SimpleVob>,
     allowed: SimpleVob,
     may_end: bool,
     /// Why there is no way on.
@@ -44,7 +48,7 @@ struct Place {
 }
 
 impl Place {
-    fn new(matcher: Matcher, usable: SimpleVob) -> Result<Place, GrammarError> {
+    fn new(matcher: Matcher, usable: Arc<SimpleVob>) -> Result<Place, GrammarError> {
         let allowed = SimpleVob::alloc(usable.len());
         let mut place = Place { matcher, usable, allowed, may_end: false, fault: None };
         place.look()?;
@@ -54,7 +58,7 @@ impl Place {
     fn copy(&self) -> Place {
         Place {
             matcher: self.matcher.deep_clone(),
-            usable: self.usable.clone(),
+            usable: Arc::clone(&self.usable),
             allowed: self.allowed.clone(),
             may_end: self.may_end,
             fault: self.fault.clone(),

@@ -36,7 +36,7 @@ fn limits() -> ParserLimits {
 pub(super) struct Vocabulary {
     pub factory: ParserFactory,
     /// Tokens that can stand in a text, control tokens included; end tokens, holes and padding are not among them.
-    pub usable: SimpleVob,
+    pub usable: Arc<SimpleVob>,
 }
 
 impl Vocabulary {
@@ -65,7 +65,7 @@ impl Vocabulary {
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(CompileError::library)?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Vocabulary { factory, usable })
+        Ok(Vocabulary { factory, usable: Arc::new(usable) })
     }
 }
 

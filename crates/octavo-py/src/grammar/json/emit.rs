@@ -100,7 +100,12 @@ impl Emitter<'_> {
             Some(rest) => {
                 let item = self.reference(rest)?;
                 let left = items.most.map(|most| most - first.len());
-                self.repeated(item, comma, first.is_empty(), items.least.saturating_sub(first.len()), left)?
+                let least = items.least.saturating_sub(first.len());
+                if first.is_empty() {
+                    self.several(item, comma, least, left)?
+                } else {
+                    self.more(item, comma, least, left)?
+                }
             }
             None => self.rules.sequence(&[])?,
         };
@@ -114,25 +119,26 @@ impl Emitter<'_> {
         self.rules.sequence(&[open, tail, close])
     }
 
-    /// Several of `item` with commas between them, and before the first if `is_first` is not so.
-    fn repeated(
+    /// Several of `item` with commas between them.
+    fn several(
         &mut self,
         item: SymIdx,
         comma: SymIdx,
-        is_first: bool,
         least: usize,
         most: Option<usize>,
     ) -> Result<SymIdx, CompileError> {
         if most == Some(0) {
             return self.rules.sequence(&[]);
         }
-        let next = self.rules.sequence(&[comma, item])?;
-        if !is_first {
-            return self.rules.repeat(next, least, most);
-        }
-        let others = self.rules.repeat(next, least.saturating_sub(1), most.map(|most| most - 1))?;
+        let others = self.more(item, comma, least.saturating_sub(1), most.map(|most| most - 1))?;
         let all = self.rules.sequence(&[item, others])?;
         if least == 0 { self.rules.optional(all) } else { Ok(all) }
+    }
+
+    /// Several of `item` with a comma before each.
+    fn more(&mut self, item: SymIdx, comma: SymIdx, least: usize, most: Option<usize>) -> Result<SymIdx, CompileError> {
+        let next = self.rules.sequence(&[comma, item])?;
+        self.rules.repeat(next, least, most)
     }
 
     fn object(&mut self, members: &Members) -> Result<SymIdx, CompileError> {
@@ -152,7 +158,9 @@ impl Emitter<'_> {
             tails.push(self.extra(members, count)?);
         }
         for field in members.fields.iter().rev() {
-            let (first, later) = (self.field(&field.name, false)?, self.field(&field.name, true)?);
+            let first = self.lexeme(named(&field.name))?;
+            let comma = RegexAst::Regex(COMMA.to_owned());
+            let later = self.lexeme(RegexAst::Concat(vec![comma, named(&field.name)]))?;
             let value = self.reference(field.node)?;
             let mut before = Vec::with_capacity(tails.len());
             for count in 0..=counted {
@@ -177,15 +185,6 @@ impl Emitter<'_> {
         }
     }
 
-    /// A name with what leads to its value, and with a comma before it if another member is there already.
-    fn field(&mut self, name: &str, is_later: bool) -> Result<SymIdx, CompileError> {
-        let mut texts = vec![named(name)];
-        if is_later {
-            texts.insert(0, RegexAst::Regex(COMMA.to_owned()));
-        }
-        self.lexeme(RegexAst::Concat(texts))
-    }
-
     /// Members without a field of their own, once `count` are written; `None` if too few would be there.
     fn extra(&mut self, members: &Members, count: usize) -> Result<Option<Vec<SymIdx>>, CompileError> {
         let least = members.least.saturating_sub(count);
@@ -202,6 +201,10 @@ impl Emitter<'_> {
             items.push(self.rules.sequence(&[name, value])?);
         }
         let item = self.rules.select(&items)?;
-        Ok(Some(vec![self.repeated(item, comma, count == 0, least, most)?]))
+        let all = match count {
+            0 => self.several(item, comma, least, most)?,
+            _ => self.more(item, comma, least, most)?,
+        };
+        Ok(Some(vec![all]))
     }
 }
