@@ -1,5 +1,6 @@
 """Beam search against the same search in numpy, over a model that numpy computes."""
 
+import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ import reference
 import tiny
 from calls import GREEDY, assert_alive, ids
 from expected import Array, beam_search
-from octavo import LLM, BeamSearchOutput, BeamSearchParams, InvalidRequest, SamplingParams
+from octavo import LLM, AsyncLLM, BeamSearchOutput, BeamSearchParams, InvalidRequest, SamplingParams
+from streams import assert_async_alive, last, started
 
 VOCAB, END = 8, 7
 SMALL = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": END}
@@ -207,3 +209,24 @@ def test_a_search_does_not_disturb_its_neighbour(successor: LLM) -> None:
     assert tokens == list(range(4, 64))
     assert ids(successor.generate([[1, 2, 3]], GREEDY, use_tqdm=False)) == [list(range(4, 12))]
     assert_alive(successor)
+
+
+def test_a_task_can_wait_for_a_search_and_ends_it_when_it_is_cancelled(llm: AsyncLLM, successor: LLM) -> None:
+    async def main() -> None:
+        params = BeamSearchParams(3, 6)
+        [expected] = successor.beam_search([[1, 2, 3]], params)
+        found, other = await asyncio.gather(llm.beam_search([1, 2, 3], params), last(llm.generate([1, 2, 3], GREEDY)))
+        assert found.sequences == expected.sequences
+        assert other.outputs[0].token_ids == list(range(4, 12))
+        task = asyncio.create_task(llm.beam_search([1], BeamSearchParams(16, 400, ignore_eos=True), "mine"))
+        await started(llm, 3)
+        with pytest.raises(InvalidRequest, match=r"^request_id: found 'mine'"):
+            await llm.beam_search([1], params, "mine")
+        with pytest.raises(InvalidRequest, match=r"^params: found None, expected a BeamSearchParams"):
+            await llm.beam_search([1], None)  # type: ignore[arg-type]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await assert_async_alive(llm)
+
+    asyncio.run(main())
