@@ -134,7 +134,7 @@ def first_end(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 
 def test_each_continuation_stops_by_itself_and_the_others_are_the_same(smollm2: LLM) -> None:
-    params = SamplingParams(n=3, temperature=1, seed=4, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(n=3, temperature=1, seed=4, max_tokens=32, ignore_eos=True)
     prompt = "The three of them went to the market and"
     whole = smollm2.generate([prompt], params, use_tqdm=False)[0].outputs
     # From the middle of each continuation something that the others do not have.
@@ -146,7 +146,7 @@ def test_each_continuation_stops_by_itself_and_the_others_are_the_same(smollm2: 
         )
         for choice in whole
     ]
-    for stop in [stops[:1], stops[1:2], stops]:
+    for stop in [stops[1:2], stops]:
         stopping = replace(params, stop=stop)
         before = smollm2.get_metrics()
         stopped = smollm2.generate([prompt], stopping, use_tqdm=False)[0].outputs
@@ -156,7 +156,7 @@ def test_each_continuation_stops_by_itself_and_the_others_are_the_same(smollm2: 
             assert choice.stop_reason == (None if end is None else end[1])
             assert choice.finish_reason == ("length" if end is None else "stop")
             assert choice.token_ids == full.token_ids[: len(choice.token_ids)]
-            assert end is not None or len(choice.token_ids) == 40
+            assert end is not None or len(choice.token_ids) == 32
         streams: list[list[str]] = [[], [], []]
         ended: set[int] = set()
         for output in smollm2.stream([prompt], stopping):

@@ -113,7 +113,7 @@ const PIECES: [&[u8]; 9] =
 const END: u32 = 256 + PIECES.len() as u32;
 
 fn vocabulary() -> Tokenizer {
-    Tokenizer::from_vocabulary(&byte_level(&PIECES, &["<|e|>"])).unwrap()
+    Tokenizer::from_vocabulary(&byte_level(&PIECES, &["<|e|>"])).expect("a sound vocabulary")
 }
 
 fn characters(range: std::ops::Range<usize>) -> impl Strategy<Value = String> {

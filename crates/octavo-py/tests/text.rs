@@ -16,7 +16,7 @@ const END: u32 = 256;
 
 /// All bytes, then a control token.
 fn bytes_only() -> Tokenizer {
-    Tokenizer::from_vocabulary(&byte_level(&[], &["<|e|>"])).unwrap()
+    Tokenizer::from_vocabulary(&byte_level(&[], &["<|e|>"])).expect("a sound vocabulary")
 }
 
 fn bytes(text: &str) -> Vec<u32> {

@@ -56,10 +56,10 @@ const PIECES: [&str; 11] =
 pub fn sentencepiece() -> Tokenizer {
     let bytes = (0..=255u8).map(|byte| format!("<0x{byte:02X}>"));
     let tokens = bytes.chain(PIECES.map(str::to_owned)).zip(0..).collect::<AHashMap<String, u32>>();
-    let model = BPE::builder().vocab_and_merges(tokens, Vec::new()).byte_fallback(true).build().unwrap();
+    let model = BPE::builder().vocab_and_merges(tokens, Vec::new()).byte_fallback(true).build().expect("a vocabulary");
     let mut built = tokenizers::Tokenizer::new(model);
     built.with_decoder(Some(DecoderWrapper::Sequence(Sequence::new(vec![
-        DecoderWrapper::Replace(Replace::new("\u{2581}", " ").unwrap()),
+        DecoderWrapper::Replace(Replace::new("\u{2581}", " ").expect("a pattern")),
         DecoderWrapper::ByteFallback(ByteFallback::new()),
         DecoderWrapper::Fuse(Fuse::new()),
         DecoderWrapper::Strip(Strip::new(' ', 1, 0)),
@@ -71,14 +71,14 @@ pub fn sentencepiece() -> Tokenizer {
 
 /// The id of one of [`sentencepiece`]'s tokens that are no bytes.
 pub fn piece(spelling: &str) -> u32 {
-    256 + PIECES.iter().position(|piece| *piece == spelling).unwrap() as u32
+    256 + PIECES.iter().position(|piece| *piece == spelling).expect("a piece") as u32
 }
 
 /// A word begins without a mark, and goes on with one: `un`, `##do`, `the`, `.`, `[SEP]`.
 pub fn wordpieces() -> Tokenizer {
     let tokens: AHashMap<String, u32> =
         ["un", "##do", "the", ".", "[SEP]"].map(str::to_owned).into_iter().zip(0..).collect();
-    let model = wordpiece::WordPiece::builder().vocab(tokens).unk_token("un".to_owned()).build().unwrap();
+    let model = wordpiece::WordPiece::builder().vocab(tokens).unk_token("un".to_owned()).build().expect("a vocabulary");
     let mut built = tokenizers::Tokenizer::new(model);
     built.with_decoder(Some(DecoderWrapper::WordPiece(WordPiece::new("##".to_owned(), true))));
     built.add_special_tokens(&[AddedToken::from("[SEP]", true)]);
@@ -86,8 +86,8 @@ pub fn wordpieces() -> Tokenizer {
 }
 
 fn read(built: &tokenizers::Tokenizer) -> Tokenizer {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("tokenizer.json");
-    built.save(&file, false).unwrap();
-    Tokenizer::from_file(&file).unwrap()
+    built.save(&file, false).expect("a file");
+    Tokenizer::from_file(&file).expect("a sound file")
 }
