@@ -1,11 +1,11 @@
-//! The parts of a step: matmul for each weight format and number of rows, and the draw of a token.
+//! The largest part of a step: matmul for each weight format and number of rows.
 //!
 //! Throughput is in elements of the weight matrix times rows, so `Gelem/s` times two is Gop/s.
 
-use std::{borrow::Cow, hint::black_box, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use octavo_backend::{Matrix, SampleRow, WeightData, WeightFormat, sampling};
+use octavo_backend::{Matrix, WeightData, WeightFormat};
 use octavo_cpu::{
     activation::Activations,
     isa::Isa,
@@ -48,31 +48,9 @@ fn zeros(format: WeightFormat) -> Matrix<'static> {
     Matrix { rows: ROWS, columns: COLUMNS, data: WeightData { format, bytes: Cow::Owned(vec![0; bytes]) } }
 }
 
-fn draw(criterion: &mut Criterion) {
-    let mut state = 1u32;
-    let mut logits: Vec<f32> = (0..49_152)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / 16_777_216.0 * 20.0
-        })
-        .collect();
-    const ROW: SampleRow = SampleRow::greedy(0, 1);
-    let rows = [
-        ("greedy", ROW),
-        ("temperature 1", SampleRow { temperature: 1.0, ..ROW }),
-        ("top-k 50", SampleRow { temperature: 0.7, top_k: 50, ..ROW }),
-        ("top-p 0.9", SampleRow { temperature: 0.7, top_p: 0.9, ..ROW }),
-    ];
-    let mut group = criterion.benchmark_group("draw from 49152 logits");
-    for (name, row) in rows {
-        group.bench_function(name, |bencher| bencher.iter(|| sampling::sample(black_box(&mut logits), &row)));
-    }
-    group.finish();
-}
-
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = matmul, draw
+    targets = matmul
 }
 criterion_main!(benches);

@@ -22,11 +22,10 @@ use octavo_cpu::{
 };
 
 /// Tokens of the text whose rows are drawn from: what the model says at temperature 0.8.
-const ROWS: usize = 48;
+const TEXT: usize = 48;
 const TURNS: usize = 15;
-/// Sequences of the step, and the tokens of each that are cached.
+/// Sequences of the step, each at the end of the text.
 const BATCH: usize = 8;
-const CACHED: usize = 64;
 
 const GREEDY: SampleRow = SampleRow::greedy(0, 1);
 
@@ -39,10 +38,11 @@ struct Machine {
 fn main() {
     let (threads, isa) = (host::available_threads().count, Isa::detect());
     let mut machine = Machine::new(threads, isa);
-    let rows = machine.rows();
+    let text = machine.text();
+    let rows = machine.rows(&text);
     println!("{} tokens, {threads} threads, {isa}; medians [least to most]", machine.vocab_size);
     draws(isa, &rows);
-    steps(&mut machine);
+    steps(&mut machine, &text);
 }
 
 /// What is measured: a name and how the row is drawn from.
@@ -102,10 +102,10 @@ fn draws(isa: Isa, rows: &[Vec<f32>]) {
 }
 
 /// Eight sequences decode one token each; the same step again and again.
-fn steps(machine: &mut Machine) {
-    let prompt: Vec<u32> = (0..BATCH * CACHED).map(|i| (i * 7919 % machine.vocab_size) as u32).collect();
-    machine.run(&machine.inputs(&prompt, CACHED, 0));
-    let decode = machine.inputs(&prompt[..BATCH], 1, CACHED);
+fn steps(machine: &mut Machine, text: &[u32]) {
+    let cached = TEXT - 1;
+    machine.run(&machine.inputs(&text[..cached].repeat(BATCH), cached, 0));
+    let decode = machine.inputs(&text[cached..].repeat(BATCH), 1, cached);
     let settings: Vec<(&str, StepInputs)> = settings(machine.vocab_size)
         .into_iter()
         .map(|(name, row)| {
@@ -137,7 +137,7 @@ impl Machine {
         let spec = checkpoint.config().spec.clone();
         let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).expect("a CPU backend");
         let limits = StepLimits {
-            max_rows: BATCH * CACHED,
+            max_rows: BATCH * TEXT,
             max_spans: BATCH,
             max_positions: 256,
             block_size: 16,
@@ -163,17 +163,22 @@ impl Machine {
         StepInputs { tokens: tokens.to_vec(), spans, groups: vec![group], ..StepInputs::default() }
     }
 
-    /// Rows of logits of a text that the model writes, up to a constant each: the logarithms of its probabilities.
-    fn rows(&mut self) -> Vec<Vec<f32>> {
-        let mut tokens = vec![504u32];
-        for position in 0..ROWS - 1 {
+    /// What the model writes.
+    fn text(&mut self) -> Vec<u32> {
+        let mut tokens = vec![504];
+        for position in 0..TEXT - 1 {
             let mut inputs = self.inputs(&tokens[position..], 1, position);
             inputs.samples = vec![SampleRow { temperature: 0.8, seed: 1, ..SampleRow::greedy(0, position as u32 + 1) }];
             tokens.push(self.run(&inputs).sampled.remove(0).expect("a token").token);
         }
+        tokens
+    }
+
+    /// The rows of logits of a text, up to a constant each: the logarithms of its probabilities.
+    fn rows(&mut self, text: &[u32]) -> Vec<Vec<f32>> {
         let score = |row| ScoreRow { row, token: 0, top: self.vocab_size as u32 };
-        let scores = (0..ROWS).map(score).collect();
-        let inputs = StepInputs { scores, ..self.inputs(&tokens, ROWS, 0) };
+        let scores = (0..text.len()).map(score).collect();
+        let inputs = StepInputs { scores, ..self.inputs(text, text.len(), 0) };
         let rows = self.run(&inputs).scores.into_iter().map(|row| row.expect("a row").top);
         rows.map(|top| {
             let mut logits = vec![0.0; top.len()];

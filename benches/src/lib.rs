@@ -1,6 +1,6 @@
-//! Benchmarks, in `benches/`: `step` measures the engine on SmolLM2 beside the limits of the machine, `kernels` the
-//! parts of a step, `scheduler` what the scheduler costs and how well it keeps the KV cache filled, `text` what reading
-//! an output costs. `make bench` runs all.
+//! Benchmarks, in `benches/`: `step` measures the engine on SmolLM2 beside the limits of the machine, `kernels` its
+//! matmuls, `sampling` the draw of a token, `scheduler` what the scheduler costs and how well it keeps the KV cache filled,
+//! `text` what reading an output costs. `make bench` runs all.
 //!
 //! Here is what they share.
 

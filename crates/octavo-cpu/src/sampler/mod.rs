@@ -29,7 +29,7 @@ use noise::KeptRange;
 use scan::Largest;
 
 /// The candidates of top_p are first looked for this far below the largest scaled logit, then further down.
-const REACHES: [f32; 4] = [6.0, 12.0, 24.0, f32::MAX];
+const REACHES: [f32; 5] = [5.0, 8.0, 11.0, 16.0, f32::MAX];
 
 /// So few keys are sorted rather than split.
 const FEW: usize = 64;
@@ -239,18 +239,26 @@ impl Sampler {
             // SAFETY: as above.
             let found = unsafe { (self.gather)(row, from, scratch.keys) };
             let keys = &mut scratch.keys[..found];
-            match self.cut(row, keys, wanted) {
-                Some(count) if count > MANY => {
-                    let last = keys[count - 1];
-                    let least = (row.logits[token_of(last) as usize] - row.largest) * row.inverse;
-                    return Kept::Range(KeptRange { least, last });
-                }
-                Some(count) => return Kept::Candidates(count),
-                None if from == least => break,
-                None => {}
+            // SAFETY: as above.
+            if reaches(unsafe { (self.units)(row, keys) }, wanted) {
+                return self.cut_range(row, keys, wanted);
+            }
+            if from == least {
+                break;
             }
         }
         Kept::Range(KeptRange { least, last: u64::MAX })
+    }
+
+    /// The first candidates that have the mass wanted together, which all of them have.
+    fn cut_range(&self, row: &ScaledRow<'_>, keys: &mut [u64], wanted: f64) -> Kept {
+        let count = self.cut(row, keys, wanted).unwrap_or(keys.len());
+        if count <= MANY {
+            return Kept::Candidates(count);
+        }
+        let last = keys[count - 1];
+        let least = (row.logits[token_of(last) as usize] - row.largest) * row.inverse;
+        Kept::Range(KeptRange { least, last })
     }
 
     /// How many of the first candidates have the mass wanted; `None` if all together have too little. Those are moved to the

@@ -129,6 +129,23 @@ fn large_rows_equal_the_plain_sampler() {
 }
 
 #[test]
+fn wide_nuclei_equal_the_plain_sampler() {
+    for (count, shape) in
+        [(4099, Shape::Ties), (4099, Shape::Forbidden), (49_152, Shape::Even), (49_152, Shape::Constant)]
+    {
+        let logits = logits(shape, count, 12);
+        for (temperature, top_p, min_p) in [(1.0, 0.95, 0.0), (5.0, 0.5, 0.0), (1e4, 0.9, 0.5), (3.0, 0.999, 1e-3)] {
+            let row = SampleRow { temperature, top_p, min_p, seed: 3, ..SampleRow::greedy(0, 2) };
+            let expected = sampling::draw_many(&logits, &row, 20).unwrap();
+            for isa in Isa::supported() {
+                let found = Sampler::new(isa).draw_many(&logits, &row, 20).unwrap();
+                assert_eq!(found, expected, "{isa}, {shape:?}, {row:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn many_full_draws_equal_the_plain_sampler() {
     for shape in [Shape::Even, Shape::Peaked] {
         let logits = logits(shape, 49_152, 3);
