@@ -24,8 +24,7 @@ impl Scheduler {
     }
 
     /// Whether a beam cannot go on in this step: others of its search are behind, or the budget is too small for the last
-    /// tokens of all. Then nobody later gets what is left of it, as if it were used up, since the search would wait for
-    /// ever otherwise.
+    /// tokens of all. Then what is left of it goes to nobody, so that no request gets more steps than one before it.
     pub(super) fn waits_for_beams(&self, index: usize, draft: &mut Draft) -> bool {
         let sequence = &self.running[index];
         if !sequence.is_beam() || sequence.pending() > 1 {
