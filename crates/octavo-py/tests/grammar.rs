@@ -352,6 +352,7 @@ fn what_is_wrong_is_said_with_its_place_and_soon() {
         (schema(r#"{"type": "integer", "minimum": "5"}"#), r#"at /minimum: found "5", expected a number"#),
         (schema(r#"{"type": "object", "required": "a"}"#), r#"at /required: found "a", expected a list"#),
         (schema(r#"{"anyOf": []}"#), "at /anyOf: found [], expected a list of at least one schema"),
+        (schema(r#"{"enum": [{}, 1], "maxProperties": 0}"#), "at #: lists and objects as values, beside keywords"),
         (schema(r#"{"oneOf": [{"type": "integer"}, {"type": "number"}]}"#), "at /oneOf: schemas 0 and 1 may both hold"),
         (schema("[1]"), "at #: found [1], expected a schema"),
         (schema("false"), "at #: no value fits"),

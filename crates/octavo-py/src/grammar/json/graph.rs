@@ -189,7 +189,7 @@ impl<'a> Graph<'a> {
     }
 
     fn speaks_of_parts(&self, places: &[Place]) -> Result<bool, CompileError> {
-        const PARTS: [&str; 10] = [
+        const PARTS: [&str; 11] = [
             "items",
             "prefixItems",
             "additionalItems",
@@ -200,6 +200,7 @@ impl<'a> Graph<'a> {
             "additionalProperties",
             "required",
             "minProperties",
+            "maxProperties",
         ];
         for &place in places {
             if self
