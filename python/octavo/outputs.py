@@ -231,6 +231,10 @@ class EngineMetrics:
     generation_tokens: int
     busy_seconds: float
     """Time spent in steps."""
+    masks: int
+    """Tokens before which a structured output was asked what may come."""
+    mask_seconds: float
+    """How long these questions took, which is part of `busy_seconds`."""
     queue_seconds: float
     """Time that all admitted requests spent waiting."""
     requests_admitted: int
@@ -269,6 +273,8 @@ class EngineMetrics:
             prompt_tokens=counts["prompt_tokens"],
             generation_tokens=counts["generation_tokens"],
             busy_seconds=counts["busy_time"] * 1e-6,
+            masks=counts["masks"],
+            mask_seconds=counts["mask_nanos"] * 1e-9,
             queue_seconds=counts["queue_time"] * 1e-6,
             requests_admitted=counts["admitted"],
             requests_finished={reason: counts[f"finished_{reason}"] for reason in get_args(FinishReason)},

@@ -8,7 +8,9 @@ use std::sync::{
 use std::{thread::JoinHandle, time::Instant};
 
 use octavo_backend::Backend;
-use octavo_sched::{AdmissionLimits, BlockState, Micros, Request, RequestId, SamplingParams, TokenId};
+use octavo_sched::{
+    AdmissionLimits, BlockState, InvalidParam, Micros, Rejected, Request, RequestId, SamplingParams, TokenId,
+};
 
 use crate::{
     Engine, EngineDead, Extras, Grammar, Inbox, Stats, SubmitError,
@@ -177,6 +179,11 @@ impl EngineHandle {
     fn check(&self, index: usize, submission: &Submission) -> Result<(), SubmitError> {
         let Submission { prompt, params, .. } = submission;
         self.limits.check(prompt.len(), params).map_err(|reason| SubmitError::Rejected { index, reason })?;
+        if params.beam.is_some() && submission.grammar.is_some() {
+            let (field, found, expected) = ("beam_width", "a beam search that has to follow a grammar", "one of them");
+            let reason = Rejected::Param(InvalidParam { field, found: found.to_owned(), expected });
+            return Err(SubmitError::Rejected { index, reason });
+        }
         let vocab_size = self.vocab_size;
         if let Some(position) = prompt.iter().position(|&token| token as usize >= vocab_size) {
             return Err(SubmitError::TokenOutOfRange { index, position, token: prompt[position], vocab_size });
