@@ -24,6 +24,9 @@ SMOLLM2_CASES = [
     named(SMOLLM2, "n>1", "seeded sampling"),
     named(SMOLLM2, "2 threads", "AsyncLLM"),
     named(SMOLLM2, "preempted", "logprobs"),
+    named(SMOLLM2, "preempted", "structured output"),
+    named(SMOLLM2, "prefix-hit", "beam search"),
+    named(SMOLLM2, "stop strings", "AsyncLLM"),
 ]
 CASES = [*pair_cases(CPU), *pair_cases(REFERENCE), *SMOLLM2_CASES]
 
