@@ -373,6 +373,9 @@ def test_a_wrong_tool_is_refused_with_its_place(tiny_llm: LLM, tools: Any, where
 
 
 def test_tools_that_a_template_would_not_tell_the_model_of_are_refused(tiny_llm: LLM) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    with pytest.raises(InvalidRequest, match=r"^messages\[1\]\.tool_calls: the chat template has no place for them"):
+        render("{{ messages[0].content }}", [*USER, called])
     with pytest.raises(InvalidRequest, match=r"^tools: the chat template has no place for them"):
         tiny_llm.chat(USER, tools=[TOOL], use_tqdm=False)
     assert tiny_llm.render_chat(USER, tools=[]) == tiny_llm.render_chat(USER)
@@ -411,7 +414,11 @@ def test_a_prompt_cannot_end_in_a_message_and_in_the_beginning_of_another(tiny_l
     ("source", "last", "reason"),
     [
         ("{{ messages[0].content }}", {"role": "assistant", "content": "x"}, "the chat template does not show"),
-        ("x", {"role": "assistant", "content": None, "tool_calls": [CALL]}, "messages: found no content in the last"),
+        (
+            "{{ messages[0].tool_calls }}",
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            "messages: found no content in the last",
+        ),
         ("x", {"role": "assistant", "content": ""}, "messages: found no content in the last"),
     ],
 )

@@ -159,8 +159,8 @@ def test_values_are_kept_in_plain_types() -> None:
         ({"max_tokens": None}, "max_tokens: found None"),
         ({"ignore_eos": 1}, "ignore_eos: found 1, expected True or False"),
         ({"temperature": 0.5}, "temperature: found 0.5, expected 0"),
-        ({"length_penalty": math.inf}, "length_penalty: found inf, expected a finite number"),
-        ({"length_penalty": math.nan}, "length_penalty: found nan, expected a finite number"),
+        ({"length_penalty": math.inf}, "length_penalty: found inf, expected a number from -10 to 10"),
+        ({"length_penalty": math.nan}, "length_penalty: found nan, expected a number from -10 to 10"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output: found True, expected False"),
     ],
 )
@@ -199,3 +199,18 @@ def test_parameters_do_not_change_once_they_are_made() -> None:
 def test_a_mistake_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="temperature"):
         SamplingParams(temperature=-1)
+
+
+# Python refuses to spell integers of so many digits.
+@pytest.mark.parametrize("field", ["min_tokens", "seed", "n"])
+def test_a_number_that_cannot_be_spelled_is_refused_by_name(field: str) -> None:
+    huge: dict[str, Any] = {field: 10**5000}
+    with pytest.raises(InvalidRequest, match=f"^{field}: found an integer of 16610 bits"):
+        SamplingParams(**huge)
+    assert SamplingParams(max_tokens=10**5000, top_k=10**5000).top_k == 10**5000
+
+
+@pytest.mark.parametrize("penalty", [10.5, -11, 1e38])
+def test_a_length_penalty_of_which_no_power_can_be_taken_is_refused(penalty: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"^length_penalty: found .*, expected a number from -10 to 10"):
+        BeamSearchParams(4, 8, length_penalty=penalty)

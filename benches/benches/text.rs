@@ -88,7 +88,8 @@ fn respelled(bytes: &Tokenizer) -> Tokenizer {
 fn nanos_a_token(tokenizer: &Tokenizer, ids: &[u32], stops: &[&str]) -> f64 {
     let rules = ReadingRules {
         control: Some(ControlTokensIn::Skipped),
-        stop_strings: StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()).collect(), StopText::Excluded),
+        stop_strings: StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()).collect(), StopText::Excluded)
+            .into(),
         min_tokens: 0,
         stop_token_ids: Vec::new(),
         num_choices: 1,

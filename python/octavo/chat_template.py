@@ -18,6 +18,7 @@ import jinja2.meta
 from octavo.checks import flag
 from octavo.errors import InvalidRequest
 from octavo.messages import Tool, checked_text, checked_tools, each_text, plain
+from octavo.shown import shown
 from octavo.template_sandbox import TemplateSandbox
 
 MAX_SECONDS = 5.0
@@ -86,6 +87,7 @@ class ChatTemplate:
         self._sandbox = TemplateSandbox(max_seconds=max_seconds, max_characters=max_characters)
         try:
             self._template = self._sandbox.from_string(source)
+            self._knows_tool_calls = "tool_calls" in source
             self._knows_tools = "tools" in jinja2.meta.find_undeclared_variables(self._sandbox.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise InvalidRequest(f"chat template, line {error.lineno}: {error.message}") from error
@@ -111,6 +113,12 @@ class ChatTemplate:
         tools = checked_tools(options.tools)
         if tools and not self._knows_tools:
             raise InvalidRequest("tools: the chat template has no place for them, expected none, or another template")
+        for index, message in enumerate(messages):
+            if "tool_calls" in message and not self._knows_tool_calls:
+                raise InvalidRequest(
+                    f"messages[{index}].tool_calls: the chat template has no place for them, expected none, or another "
+                    "template"
+                )
         marker, end = self._free_markers(messages, tools, given)
 
         def mark(text: str) -> str:
@@ -170,7 +178,7 @@ def _checked_variables(given: object) -> dict[str, object]:
     checked: dict[str, object] = {}
     for name, value in given.items():
         if not isinstance(name, str):
-            raise InvalidRequest(f"{where}: found the name {name!r}, expected a text")
+            raise InvalidRequest(f"{where}: found the name {shown(name)}, expected a text")
         if name in _OWN_NAMES:
             raise InvalidRequest(f"{where}.{name}: the call itself gives it, expected another name")
         checked[name] = plain(value, f"{where}.{checked_text(name, where)}")

@@ -107,7 +107,8 @@ class LLM(LoadedModel):
         Each position also tells this many likeliest tokens; -1 is the whole vocabulary. A prompt must leave room for a
         token in the context. Nothing is drawn that anyone sees.
         """
-        logprobs = integer("logprobs", logprobs, "-1 or an integer from 0", -1, None)
+        most = self._core.vocab_size
+        logprobs = integer("logprobs", logprobs, f"an integer from -1 to {most}", -1, most)
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=logprobs, detokenize=False)
         outputs = self._generate(self._tokenized(prompts), params, use_tqdm=use_tqdm)
         return [_succeeded(token_scores(output), index) for index, output in enumerate(outputs)]

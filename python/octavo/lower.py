@@ -17,6 +17,7 @@ Pooling = Literal["last", "mean"]
 
 # Counts beyond any vocabulary or context all mean the same.
 _MAX_COUNT = 2**32 - 1
+_LEAST_TOP_P = 1e-37
 
 
 def params_of_each(
@@ -98,20 +99,21 @@ class _Lowering:
         for token in biases:
             if int(token) >= self._vocab_size:
                 raise InvalidRequest(
-                    f"{where}: logit_bias: found token {token}, expected 0 to {self._vocab_size - 1} as keys"
+                    f"{where}: logit_bias: found token {shown(token)}, expected 0 to {self._vocab_size - 1} as keys"
                 )
         return {
             "n": params.n,
             "temperature": params.temperature,
             "top_k": min(max(params.top_k, 0), _MAX_COUNT),
-            "top_p": params.top_p,
+            # The engine's numbers are of 32 bits, and 0 would keep nothing.
+            "top_p": max(params.top_p, _LEAST_TOP_P),
             "min_p": params.min_p,
             "seed": params.seed,
             "max_tokens": None if params.max_tokens is None else min(params.max_tokens, _MAX_COUNT),
             "min_tokens": min(params.min_tokens, _MAX_COUNT),
             "stop": list(params.stop or ()),
             "include_stop_str_in_output": params.include_stop_str_in_output,
-            "stop_token_ids": list(params.stop_token_ids or ()),
+            "stop_token_ids": sorted(set(params.stop_token_ids or ())),
             "ignore_eos": params.ignore_eos,
             "logprobs": self._count(params.logprobs, f"{where}: logprobs"),
             "prompt_logprobs": self._count(params.prompt_logprobs, f"{where}: prompt_logprobs"),
@@ -134,12 +136,12 @@ class _Lowering:
     def _check_tokens(self, tokens: Sequence[int] | None, where: str) -> None:
         for position, token in enumerate(tokens or ()):
             if token >= self._vocab_size:
-                raise InvalidRequest(f"{where}[{position}]: found {token}, expected 0 to {self._vocab_size - 1}")
+                raise InvalidRequest(f"{where}[{position}]: found {shown(token)}, expected 0 to {self._vocab_size - 1}")
 
     def _count(self, asked: int | None, where: str) -> int | None:
         if asked is not None and asked > self._vocab_size:
             raise InvalidRequest(
-                f"{where}: found {asked}, expected at most {self._vocab_size}, the size of the vocabulary"
+                f"{where}: found {shown(asked)}, expected at most {self._vocab_size}, the size of the vocabulary"
             )
         return self._vocab_size if asked == -1 else asked
 

@@ -52,7 +52,7 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
     given = {name: value for name, value in message.items() if value is not None or name not in _NULL_FIELDS}
     role = given.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidRequest(f"{where}.role: found {role!r}, expected one of {', '.join(_ROLES)}")
+        raise InvalidRequest(f"{where}.role: found {shown(role)}, expected one of {', '.join(_ROLES)}")
     for name in given:
         if name not in _FIELDS:
             raise InvalidRequest(f"{where}.{name}: not known, expected one of {', '.join(_FIELDS)}")
@@ -138,7 +138,7 @@ def checked_tools(tools: object) -> list[dict[str, Any]] | None:
     for index, tool in enumerate(checked):
         name = tool["function"]["name"]
         if name in names:
-            raise InvalidRequest(f"tools[{index}].function.name: found {name!r} twice, expected each name once")
+            raise InvalidRequest(f"tools[{index}].function.name: found {shown(name)} twice, expected each name once")
         names.add(name)
     return checked or None
 

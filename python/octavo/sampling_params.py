@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.checks import flag, integer, number, text, texts, token_id_key, token_ids, wrong
 from octavo.errors import InvalidRequest
+from octavo.shown import shown
 
 if TYPE_CHECKING:
     from octavo.structured_outputs import StructuredOutputsParams
@@ -175,7 +176,7 @@ class SamplingParams:
         self._set("n", integer("n", self.n, f"an integer from 1 to {_MAX_CHOICES}", 1, _MAX_CHOICES))
         if self.max_tokens is not None:
             self._set("max_tokens", integer("max_tokens", self.max_tokens, "None or an integer from 1", 1, None))
-        at_most = "" if self.max_tokens is None else f" to {self.max_tokens}, which is max_tokens"
+        at_most = "" if self.max_tokens is None else f" to {shown(self.max_tokens)}, which is max_tokens"
         expected = f"an integer from 0{at_most}"
         self._set("min_tokens", integer("min_tokens", self.min_tokens, expected, 0, self.max_tokens))
         for name in ("logprobs", "prompt_logprobs"):
@@ -243,7 +244,8 @@ class BeamSearchParams:
     temperature: float = 0.0
     """Only 0: the log-probabilities are those of the model."""
     length_penalty: float = 1.0
-    """Above 0 favours longer sequences, since their sums are the more negative ones; 0 compares the sums."""
+    """From -10 to 10. Above 0 favours longer sequences, since their sums are the more negative ones; 0 compares the
+    sums."""
     include_stop_str_in_output: bool = False
     """Only False: a beam search has no stop strings."""
 
@@ -253,7 +255,7 @@ class BeamSearchParams:
         width = integer("beam_width", self.beam_width, f"an integer from 1 to {most}", 1, most)
         object.__setattr__(self, "beam_width", width)
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, "an integer from 1", 1, None))
-        penalty = number("length_penalty", self.length_penalty, "a finite number", -_LARGEST_FLOAT32, _LARGEST_FLOAT32)
+        penalty = number("length_penalty", self.length_penalty, "a number from -10 to 10", -10.0, 10.0)
         object.__setattr__(self, "length_penalty", penalty)
         flag("ignore_eos", self.ignore_eos)
         object.__setattr__(self, "temperature", number("temperature", self.temperature, "0", 0.0, 0.0))

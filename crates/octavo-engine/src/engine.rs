@@ -170,12 +170,14 @@ impl<B: Backend> Engine<B> {
         self.note(&plan, started);
         let lowered = lower(&self.scheduler, &plan, self.num_groups, &mut self.requests);
         let result = self.backend.run(&mut self.plan, &lowered.inputs)?;
-        let failed = self.gather(&lowered, &result);
+        // Before the commit, which might end them for a better reason.
+        for id in self.gather(&lowered, &result) {
+            outputs.extend(self.end(id, FinishReason::Error));
+        }
         let committed = self.scheduler.commit(&plan, &accept(&self.scheduler, &plan, &result.sampled));
         let ended = self.now();
         self.count(ended - started, &committed, &lowered);
         outputs.extend(self.report(committed, &plan, result, ended));
-        outputs.extend(failed.into_iter().flat_map(|id| self.end(id, FinishReason::Error)));
         Ok(outputs)
     }
 

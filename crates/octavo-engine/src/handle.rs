@@ -17,6 +17,9 @@ use crate::{
     worker::{self, Command, Obituary},
 };
 
+/// Log-probabilities that are reported of one prompt: a quarter of a gigabyte. They are kept until it is computed.
+const MOST_PROMPT_LOGPROBS: usize = 1 << 25;
+
 /// A prompt to continue.
 #[derive(Clone)]
 pub struct Submission {
@@ -187,6 +190,12 @@ impl EngineHandle {
         let vocab_size = self.vocab_size;
         if let Some(position) = prompt.iter().position(|&token| token as usize >= vocab_size) {
             return Err(SubmitError::TokenOutOfRange { index, position, token: prompt[position], vocab_size });
+        }
+        let num_reported = params.prompt_logprobs.map_or(0, |top| (top as usize + 1).saturating_mul(prompt.len()));
+        if num_reported > MOST_PROMPT_LOGPROBS {
+            let (field, found) = ("prompt_logprobs", format!("{num_reported} numbers for {} tokens", prompt.len()));
+            let reason = Rejected::Param(InvalidParam { field, found, expected: "at most 33554432 numbers" });
+            return Err(SubmitError::Rejected { index, reason });
         }
         for (field, found) in [("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)] {
             if let Some(found) = found.filter(|&found| found as usize > vocab_size) {

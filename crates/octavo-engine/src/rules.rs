@@ -91,13 +91,11 @@ impl RequestRules {
         let (params, prompt_len) = (sequence.params(), sequence.prompt_len());
         progress.read(sequence, self.grammar.as_deref())?;
         let output = &sequence.tokens()[prompt_len..];
-        let is_short = output.len() < params.min_tokens;
-        let allowed = match &mut progress.grammar {
-            Some(grammar) => Some(Arc::new(self.allowed_by(grammar.as_mut(), is_short)?)),
-            None => self.allowed.clone(),
+        let early: &[TokenId] = if output.len() < params.min_tokens { &self.ends } else { &[] };
+        let (allowed, mut banned) = match &mut progress.grammar {
+            Some(grammar) => (Some(Arc::new(self.allowed_by(grammar.as_mut(), early)?)), Vec::new()),
+            None => (self.allowed.clone(), early.to_vec()),
         };
-        // Where a grammar has come to its end, its end token is all there is.
-        let mut banned = if is_short && self.grammar.is_none() { self.ends.clone() } else { Vec::new() };
         for word in &params.bad_words {
             if let Some((last, before)) = word.split_last()
                 && output.ends_with(before)
@@ -114,20 +112,20 @@ impl RequestRules {
         Ok(LogitRules { bias: Arc::clone(&self.bias), allowed, banned, penalties })
     }
 
-    /// What a grammar allows, and the end tokens where it may end: too early only if nothing else is possible.
-    fn allowed_by(&self, grammar: &mut dyn GrammarState, is_short: bool) -> Result<TokenMask, GrammarError> {
+    /// What a grammar allows without the tokens that would be too early, and the end tokens where it may end: those that
+    /// are too early only if nothing else is possible.
+    fn allowed_by(&self, grammar: &mut dyn GrammarState, early: &[TokenId]) -> Result<TokenMask, GrammarError> {
         let mut mask = TokenMask::none(self.vocab_size);
         grammar.allowed(&mut mask)?;
         let may_end = grammar.may_end()?;
         if let Some(allowed) = &self.allowed {
             mask.intersect(allowed);
         }
-        if is_short {
-            self.ends.iter().for_each(|&token| mask.remove(token));
-        }
-        if may_end && (mask.is_empty() || !(is_short || self.avoids_end)) {
-            self.eos_token_ids.iter().for_each(|&token| mask.insert(token));
-        }
+        early.iter().for_each(|&token| mask.remove(token));
+        let nothing_else = mask.is_empty();
+        let ends =
+            self.eos_token_ids.iter().filter(|token| nothing_else || !(self.avoids_end || early.contains(token)));
+        ends.filter(|_| may_end).for_each(|&token| mask.insert(token));
         Ok(mask)
     }
 }

@@ -122,8 +122,9 @@ impl Core {
         params: Vec<RequestParams>,
     ) -> PyResult<Vec<(u64, u64)>> {
         py.detach(|| {
+            let mut known = Vec::new();
             let readers: Vec<Pending> =
-                params.iter().zip(&prompts).map(|(params, prompt)| self.reader(params, prompt)).collect();
+                params.iter().zip(&prompts).map(|(params, prompt)| self.reader(params, prompt, &mut known)).collect();
             let submissions = prompts.into_iter().zip(params).map(|(prompt, params)| submission(prompt, params));
             let submissions: Vec<Submission> = submissions.collect();
             // Held until the readers are in place, so that no output is read before.
@@ -308,16 +309,23 @@ impl Core {
 }
 
 impl Core {
-    fn reader(&self, params: &RequestParams, prompt: &[u32]) -> Pending {
+    /// `known` has the stop strings of the prompts before, for those that have the same.
+    fn reader(&self, params: &RequestParams, prompt: &[u32], known: &mut Vec<KnownStops>) -> Pending {
         let control = if params.skip_special_tokens { ControlTokensIn::Skipped } else { ControlTokensIn::Kept };
         // A token that is both is the model's own end, unless that is ignored.
         let own = |id: &&u32| params.ignore_eos || !self.config.eos_token_ids.contains(id);
         // The outputs of a beam search come whole, when nothing can be stopped any more.
-        let stop = if params.beam.is_some() { Vec::new() } else { params.stop.clone() };
+        let stop: &[String] = if params.beam.is_some() { &[] } else { &params.stop };
         let stop_text = if params.include_stop_str_in_output { StopText::Included } else { StopText::Excluded };
+        let same = known.last().filter(|known| known.texts == stop && known.stop_text == stop_text);
+        let stop_strings = same.map(|known| Arc::clone(&known.strings)).unwrap_or_else(|| {
+            let strings = Arc::new(StopStrings::new(stop.to_vec(), stop_text));
+            known.push(KnownStops { texts: stop.to_vec(), stop_text, strings: Arc::clone(&strings) });
+            strings
+        });
         let rules = ReadingRules {
             control: params.detokenize.then_some(control),
-            stop_strings: StopStrings::new(stop, stop_text),
+            stop_strings,
             min_tokens: params.min_tokens,
             stop_token_ids: params.stop_token_ids.iter().filter(own).copied().collect(),
             num_choices: params.n,
@@ -327,6 +335,13 @@ impl Core {
             scored_prompt: params.prompt_logprobs.is_some().then(|| prompt.to_vec()),
         }
     }
+}
+
+/// Stop strings, and what they were made of.
+struct KnownStops {
+    texts: Vec<String>,
+    stop_text: StopText,
+    strings: Arc<StopStrings>,
 }
 
 impl Drop for Core {

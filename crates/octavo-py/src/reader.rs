@@ -3,7 +3,10 @@
 //! The engine knows no text. So a stop string is found here, the output ends here, and the engine is told; whatever it
 //! computed meanwhile is never seen.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use octavo_engine::{FinishReason, Output};
 
@@ -18,7 +21,7 @@ pub struct ReadingRules {
     /// What becomes of control tokens; `None` if no text is wanted.
     pub control: Option<ControlTokensIn>,
     /// What ends an output; needs text.
-    pub stop_strings: StopStrings,
+    pub stop_strings: Arc<StopStrings>,
     /// A stop string that these first tokens of an output complete is text like any other.
     pub min_tokens: usize,
     /// The caller's own stop tokens.

@@ -24,9 +24,12 @@ pub struct Draws {
 pub fn draw_many(py: Python<'_>, logits: Vec<f32>, draws: Draws, device: &str) -> PyResult<Vec<u32>> {
     let Draws { temperature, top_k, top_p, min_p, seed, count } = draws;
     let row = SampleRow { temperature, top_k, top_p, min_p, seed, ..SampleRow::greedy(0, 0) };
-    let drawn = py.detach(|| match device {
-        "reference" => sampling::draw_many(&logits, &row, count),
-        _ => Sampler::new(Isa::detect()).draw_many(&logits, &row, count),
-    });
+    let draw = || match device {
+        "cpu" => Some(Sampler::new(Isa::detect()).draw_many(&logits, &row, count)),
+        "reference" => Some(sampling::draw_many(&logits, &row, count)),
+        _ => None,
+    };
+    let unknown = || InvalidRequest::new_err(format!("device: found {device:?}, expected cpu or reference"));
+    let drawn = py.detach(draw).ok_or_else(unknown)?;
     drawn.map_err(|error| InvalidRequest::new_err(format!("logits: {error}")))
 }

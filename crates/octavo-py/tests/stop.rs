@@ -213,7 +213,7 @@ impl Request {
     fn reader(&self, tokenizer: &Tokenizer) -> Reader {
         let rules = ReadingRules {
             control: Some(ControlTokensIn::Skipped),
-            stop_strings: StopStrings::new(self.stops.clone(), self.stop_text),
+            stop_strings: StopStrings::new(self.stops.clone(), self.stop_text).into(),
             min_tokens: self.min_tokens,
             stop_token_ids: vec![END],
             num_choices: self.num_choices,
@@ -302,7 +302,7 @@ fn without_text_nothing_is_searched() {
     let tokenizer = vocabulary();
     let rules = ReadingRules {
         control: None,
-        stop_strings: StopStrings::new(owned(&["a"]), StopText::Excluded),
+        stop_strings: StopStrings::new(owned(&["a"]), StopText::Excluded).into(),
         min_tokens: 0,
         stop_token_ids: Vec::new(),
         num_choices: 1,

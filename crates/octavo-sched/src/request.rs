@@ -177,8 +177,9 @@ impl SamplingParams {
         if beam.width == 0 {
             return invalid("beam_width", "0".to_owned(), "at least 1");
         }
-        if !beam.length_penalty.is_finite() {
-            return invalid("length_penalty", beam.length_penalty.to_string(), "a finite number");
+        // Beyond, powers of a length would not be numbers.
+        if !(-10.0..=10.0).contains(&beam.length_penalty) {
+            return invalid("length_penalty", beam.length_penalty.to_string(), "from -10 to 10");
         }
         if self.n != 1 {
             return invalid("n", self.n.to_string(), "1 in a beam search");

@@ -117,7 +117,7 @@ def _print_as_it_comes(llm: LLM, prompts: list[Any], params: SamplingParams) -> 
 
 
 def _raise_failures(reasons: Iterable[list[str | None]]) -> None:
-    failed = [str(number) for number, each in enumerate(reasons, 1) if "error" in each]
+    failed = [str(number) for number, each in enumerate(reasons) if "error" in each]
     if failed:
         raise OctavoError(f"no token could be drawn for prompt {', '.join(failed)}: {NO_TOKEN}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,10 +250,11 @@ def sampling_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
     given = _given(arguments, SAMPLING_OPTIONS)
     if "structured_outputs" in given:
-        try:
-            given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
-        except TypeError as error:
-            raise UsageError(f"argument --structured-outputs: {error}") from None
+        known = [field.name for field in fields(StructuredOutputsParams)]
+        for name in given["structured_outputs"]:
+            if name not in known:
+                raise UsageError(f"argument --structured-outputs: found {name!r}, expected one of {', '.join(known)}")
+        given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
     SamplingParams(**given)
     return given
 
