@@ -5,8 +5,8 @@ use std::sync::Arc;
 use octavo_backend::{Backend, LEAST_LOGPROB, Reference, TokenLogprobs, TokenMask};
 use octavo_cpu::{CpuBackend, CpuOptions};
 use octavo_engine::{
-    Engine, EngineConfig, Extras, FinishReason, Grammar, GrammarError, GrammarState, Output, Pooling, PrefixCaching,
-    RequestId, SamplingParams, TokenId,
+    BeamParams, Engine, EngineConfig, EngineHandle, Extras, FinishReason, Grammar, GrammarError, GrammarState, Inbox,
+    Output, Pooling, PrefixCaching, RequestId, SamplingParams, Submission, TokenId,
 };
 use octavo_sched::Request;
 
@@ -414,4 +414,29 @@ fn a_stopped_choice_ends_and_the_others_go_on() {
     assert_eq!(rest[1].tokens, whole[2].tokens[2..]);
     let stats = engine.stats().scheduler;
     assert_eq!((stats.finished.stop, stats.finished.length), (1, 2));
+}
+
+#[test]
+fn what_a_step_could_not_carry_is_refused_at_the_door() {
+    let (handle, inbox) = (EngineHandle::start(reference(64)).unwrap(), Inbox::new());
+    let beyond = VOCAB_SIZE;
+    let beam = Some(BeamParams { width: 2, length_penalty: 1.0 });
+    let wrong = [
+        ("stop_token_ids", SamplingParams { stop_token_ids: vec![3, beyond], ..greedy(2) }),
+        ("logit_bias", SamplingParams { logit_bias: vec![(beyond, 1.0)], ..greedy(2) }),
+        ("allowed_token_ids", SamplingParams { allowed_token_ids: Some(vec![beyond]), ..greedy(2) }),
+        ("bad_words", SamplingParams { bad_words: vec![vec![4, beyond]], ..greedy(2) }),
+        ("prompt_logprobs", SamplingParams { prompt_logprobs: Some(VOCAB_SIZE + 1), ..greedy(2) }),
+        ("beam_width", SamplingParams { beam, ..greedy(2) }),
+    ];
+    let good = || Submission::new(vec![5], greedy(2));
+    for (field, params) in wrong {
+        let grammar: Option<Arc<dyn Grammar>> = if field == "beam_width" { Some(Arc::new(ByTurns)) } else { None };
+        let bad = Submission { grammar, ..Submission::new(vec![5], params) };
+        let error = handle.submit(vec![good(), bad], &inbox).unwrap_err().to_string();
+        assert!(error.starts_with("prompt 1: ") && error.contains(field), "{field}: {error}");
+    }
+    assert_eq!(handle.stats().unwrap().prompt_tokens, 0, "nothing was queued");
+    handle.submit(vec![good()], &inbox).unwrap();
+    assert!(!inbox.recv(std::time::Duration::from_secs(10)).is_empty(), "the engine goes on");
 }
