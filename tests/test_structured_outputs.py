@@ -27,6 +27,8 @@ BAD_SCHEMAS: list[dict[str, Any]] = [
     {"type": "array", "uniqueItems": True},
     {"type": "string", "pattern": "("},
     {"type": "integer", "minimum": 2, "maximum": 1},
+    {"type": "object", "minProperties": 2},
+    {"type": "object", "oneOf": [{"required": ["a"]}, {"properties": {"b": {"type": "integer"}}}]},
 ]
 BAD_PATTERNS = ["(", "[a", "(a{1000}){1000}", "(?=a)b", r"(a)\1"]
 

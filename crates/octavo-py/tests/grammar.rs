@@ -354,6 +354,44 @@ fn what_is_wrong_is_said_with_its_place_and_soon() {
         (schema(r#"{"anyOf": []}"#), "at /anyOf: found [], expected a list of at least one schema"),
         (schema(r#"{"enum": [{}, 1], "maxProperties": 0}"#), "at #: lists and objects as values, beside keywords"),
         (schema(r#"{"oneOf": [{"type": "integer"}, {"type": "number"}]}"#), "at /oneOf: schemas 0 and 1 may both hold"),
+        // 2 is 2.0, the order of members says nothing, and a format says nothing to many validators.
+        (
+            schema(r#"{"oneOf": [{"type": "integer"}, {"enum": [0.5, 2.0]}]}"#),
+            "at /oneOf: schemas 0 and 1 may both hold",
+        ),
+        (schema(r#"{"oneOf": [{"const": 1e2}, {"const": 5}, {"const": 100}]}"#), "at /oneOf: schemas 0 and 2 may both"),
+        (schema(r#"{"oneOf": [{"const": [2]}, {"const": [2.0]}]}"#), "at /oneOf: schemas 0 and 1 may both hold"),
+        (
+            schema(r#"{"oneOf": [{"const": {"a": 1, "b": 2}}, {"const": {"b": 2, "a": 1}}]}"#),
+            "at /oneOf: schemas 0 and 1 may both hold",
+        ),
+        (
+            schema(r#"{"oneOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "ipv4"}]}"#),
+            "at /oneOf: schemas 0 and 1 may both hold",
+        ),
+        // Open to `a`, as validators read it.
+        (
+            schema(r#"{"type": "object", "oneOf": [{"required": ["a"]}, {"properties": {"b": {"type": "integer"}}}]}"#),
+            "at /oneOf: schemas 0 and 1 may both hold",
+        ),
+        (
+            schema(r#"{"items": {"type": "object", "minProperties": 2}}"#),
+            "at /items/minProperties: found 2, expected at",
+        ),
+        (
+            schema(r#"{"properties": {"a": {}}, "additionalProperties": {"type": "null"}, "minProperties": 3}"#),
+            "at /minProperties: found 3, expected at most 2 here: names that the schema does not list may repeat",
+        ),
+        (
+            schema(r#"{"type": "object", "patternProperties": {"^x": {}}, "minProperties": 2}"#),
+            "at /minProperties: found 2, expected at most 1 here",
+        ),
+        (
+            schema(
+                r#"{"type": "object", "properties": {"a": false}, "additionalProperties": true, "minProperties": 2}"#,
+            ),
+            "at /properties/a: no value fits",
+        ),
         (schema("[1]"), "at #: found [1], expected a schema"),
         (schema("false"), "at #: no value fits"),
         (schema("{"), "the schema is no JSON text: EOF"),
@@ -374,6 +412,8 @@ fn what_is_wrong_is_said_with_its_place_and_soon() {
         (lark("b: \"a\""), ""),
         (lark("start: a\na: a"), "no text can follow"),
         (lark("start: <|e|> \"a\""), "at 1("),
+        (lark("start: a\n?a[stop=\"]\", temperature=0.5]: /[a-z]+/"), r#"at 2: the attribute "temperature" of a rule"#),
+        (lark("start[capture]: \"a\""), r#"at 1: the attribute "capture" of a rule is not supported"#),
         (lark(&format!("start: {}\"a\"{}", "(".repeat(5_000), ")".repeat(5_000))), "found 5000 brackets within"),
         (lark(&"a".repeat(70_000)), "found 70000 bytes, expected at most 65536"),
     ];
@@ -384,6 +424,95 @@ fn what_is_wrong_is_said_with_its_place_and_soon() {
         assert!(!found.contains('\n') && found.len() < 500, "{found}");
         assert!(begun.elapsed() < Duration::from_secs(4), "{source:?} took {:?}", begun.elapsed());
     }
+}
+
+/// Schemas of less than 256 KiB that refer to themselves so often that they are the work of minutes, or of gigabytes.
+fn dear_schemas() -> Vec<String> {
+    let listed = |count: usize, part: &dyn Fn(usize) -> String| (0..count).map(part).collect::<Vec<_>>().join(",");
+    let chain = |count: usize| {
+        let step = |index| format!(r##""{index}":{{"$ref":"#/$defs/{}"}}"##, index + 1);
+        format!(r#"{},"{count}":{{}}"#, listed(count, &step))
+    };
+    let apart = listed(14_000, &|index| format!(r#"{{"const":{index}}}"#));
+    let strings = listed(3_000, &|index| format!(r#"{{"type":"string","pattern":"^{index}a*$"}}"#));
+    let joined = listed(4_000, &|index| format!(r##""p{index}":{{"$ref":"#/$defs/{index}"}}"##));
+    let names = listed(30_000, &|index| format!("\"{index}\""));
+    let matched = listed(9_000, &|index| format!(r#""aaaaaaaaaa{index}":{{}}"#));
+    let again = listed(3_000, &|index| format!(r##""p{index}":{{"$ref":"#/$defs/e","minimum":{index}}}"##));
+    let values = listed(15_000, &|index| format!("{index}"));
+    let ways = listed(4_000, &|index| format!(r##"{{"$ref":"#/$defs/{index}"}}"##));
+    let long = "a".repeat(80_000);
+    let below = listed(6_000, &|index| format!(r#""{index}":{{}}"#));
+    let either = listed(14, &|index| format!(r#"{{"anyOf":[{{"minimum":{index}}},{{"maximum":{index}}}]}}"#));
+    vec![
+        format!(r#"{{"oneOf":[{apart}]}}"#),
+        format!(r#"{{"oneOf":[{strings}]}}"#),
+        format!(r#"{{"properties":{{{joined}}},"$defs":{{{}}}}}"#, chain(4_000)),
+        format!(r#"{{"required":[{names}]}}"#),
+        format!(
+            r#"{{"properties":{{{matched}}},"patternProperties":{{"(a|b)*a(a|b){{12}}c":{{}},"b$":{{}},"c+":{{}}}}}}"#
+        ),
+        format!(r#"{{"properties":{{{again}}},"$defs":{{"e":{{"enum":[{values}]}}}}}}"#),
+        format!(r#"{{"anyOf":[{ways}],"$defs":{{{}}}}}"#, chain(3_999)),
+        format!(r##"{{"$ref":"#/$defs/{long}","$defs":{{"{long}":{{"properties":{{{below}}}}}}}}}"##),
+        format!(r#"{{"allOf":[{either}]}}"#),
+        format!(r#"{{"enum":[{values}],"allOf":[{{"enum":[{values}]}}]}}"#),
+    ]
+}
+
+#[test]
+fn the_work_of_one_schema_is_counted_and_too_much_is_refused_soon() {
+    let compiler = compiler();
+    let mut refused = 0;
+    for source in dear_schemas() {
+        assert!(source.len() < 256 << 10, "{}", source.len());
+        let begun = Instant::now();
+        let outcome = compiler.compile(&schema(&source));
+        let shown: String = source.chars().take(80).collect();
+        if let Err(error) = outcome {
+            let error = error.to_string();
+            assert!(error.starts_with("found ") || error.contains("too complex to see"), "{shown}: {error}");
+            refused += 1;
+        }
+        println!("{:?} {shown}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(2), "{shown} took {:?}", begun.elapsed());
+    }
+    assert!(refused >= 8, "{refused}");
+    // What people write is far from that.
+    let kinds: Vec<String> = (0..300)
+        .map(|kind| format!(r#"{{"properties":{{"kind":{{"const":"k{kind}"}},"v":{{}}}},"required":["kind"]}}"#))
+        .collect();
+    compiler.compile(&schema(&format!(r#"{{"type":"object","oneOf":[{}]}}"#, kinds.join(",")))).expect("300 kinds");
+    let values: Vec<String> = (0..1_000).map(|value| format!(r#"{{"const":{value}}}"#)).collect();
+    compiler.compile(&schema(&format!(r#"{{"oneOf":[{}]}}"#, values.join(",")))).expect("1,000 values");
+}
+
+#[test]
+fn callers_wait_for_their_turn_and_equal_sources_for_each_other() {
+    let compiler = Arc::new(compiler());
+    let sources: Vec<GrammarSource> = (0..24).map(|index| regex(&format!("(a|b){{{}}}", 100 + index / 2))).collect();
+    let threads: Vec<_> = sources
+        .iter()
+        .cloned()
+        .map(|source| (Arc::clone(&compiler), source))
+        .map(|(compiler, source)| {
+            std::thread::spawn(move || compiler.compile(&source).map_err(|error| error.to_string()))
+        })
+        .collect();
+    let found: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().expect("a sound expression")).collect();
+    for pair in found.chunks(2) {
+        assert!(Arc::ptr_eq(&pair[0], &pair[1]));
+    }
+}
+
+#[test]
+fn a_refusal_is_kept_as_a_grammar_is() {
+    let compiler = compiler();
+    let dear = schema(&dear_schemas()[0]);
+    let first = compiler.compile(&dear).err().expect("a refusal");
+    let begun = Instant::now();
+    assert_eq!(compiler.compile(&dear).err(), Some(first));
+    assert!(begun.elapsed() < Duration::from_millis(20), "{:?}", begun.elapsed());
 }
 
 #[test]
@@ -411,6 +540,7 @@ fn sources_that_are_long_chains_do_not_break_anything() {
             stroll(&*grammar, &mut Draws(5));
         }
         let shown: String = format!("{source:?}").chars().take(60).collect();
+        println!("{:?} {shown}", begun.elapsed());
         assert!(begun.elapsed() < Duration::from_secs(10), "{shown} took {:?}", begun.elapsed());
     }
     assert!(accepts(&*compiler.compile(&choice(&["ab"])).expect("a sound choice"), "ab"));
@@ -461,6 +591,20 @@ fn without_a_tokenizer_nothing_is_compiled() {
     let compiler = GrammarCompiler::new(None, VOCAB_SIZE, vec![END]);
     let error = compiler.compile(&choice(&["a"])).err().expect("a refusal");
     assert!(error.to_string().contains("no tokenizer"));
+}
+
+#[test]
+fn without_an_end_token_that_can_be_drawn_nothing_is_compiled() {
+    let tokenizer = Arc::new(tokenizer());
+    // Beyond the tokenizer's vocabulary, or beyond the model's.
+    let padding = FIRST_CONTROL + CONTROL.len() as u32;
+    for ends in [vec![], vec![padding], vec![5_000]] {
+        let compiler = GrammarCompiler::new(Some(Arc::clone(&tokenizer)), VOCAB_SIZE, ends);
+        let error = compiler.compile(&choice(&["a"])).err().expect("a refusal");
+        assert!(error.to_string().contains("no end token that can be drawn"), "{error}");
+    }
+    let compiler = GrammarCompiler::new(Some(tokenizer), VOCAB_SIZE, vec![padding, END]);
+    assert!(compiler.compile(&choice(&["a"])).is_ok());
 }
 
 #[test]

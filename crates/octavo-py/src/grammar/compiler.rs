@@ -3,9 +3,9 @@
 use std::{
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use llguidance::{
@@ -14,7 +14,7 @@ use llguidance::{
 };
 use octavo_engine::Grammar;
 
-use super::{CompileError, json, regex, rules::Rules, state::Compiled, vocabulary::Vocabulary};
+use super::{CompileError, json, lark, regex, rules::Rules, state::Compiled, vocabulary::Vocabulary};
 use crate::tokenizer::Tokenizer;
 
 /// Bytes of a source.
@@ -26,13 +26,17 @@ const LARGEST_LARK: usize = 64 << 10;
 /// Brackets within brackets of such a source.
 const DEEPEST_LARK: usize = 100;
 
-/// How long a caller waits. The work has bounds of its own, so that it ends even if nobody waits any longer.
+/// Threads that compile at a time, whether somebody still waits for them or not. Others wait for their turn.
+const MOST_THREADS: usize = 2;
+
+/// How long a caller waits, for its turn and for the grammar. The work is counted, so that it ends soon after that even
+/// if nobody waits any longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Address space for recursion; only what is used is taken.
 const STACK: usize = 256 << 20;
 
-/// Compiled grammars that are kept.
+/// Compiled grammars and refusals that are kept.
 const KEPT: usize = 64;
 
 /// What an output has to follow.
@@ -53,65 +57,85 @@ pub enum GrammarSource {
 /// Compiles for one model.
 pub struct GrammarCompiler {
     shared: Arc<Shared>,
-    /// The last used at the end.
-    kept: Mutex<VecDeque<(GrammarSource, Arc<dyn Grammar>)>>,
 }
 
-/// What the thread that compiles needs.
+/// What the threads that compile share.
 struct Shared {
     tokenizer: Option<Arc<Tokenizer>>,
     vocab_size: usize,
     eos_token_ids: Vec<u32>,
     vocabulary: OnceLock<Result<Vocabulary, CompileError>>,
+    jobs: Mutex<Jobs>,
+    /// A job has ended.
+    ended: Condvar,
+}
+
+type Compilation = Result<Arc<dyn Grammar>, CompileError>;
+
+/// What is being compiled, and what has been.
+#[derive(Default)]
+struct Jobs {
+    running: Vec<GrammarSource>,
+    /// The last used at the end. Refusals too, so that asking again does not begin the work again.
+    kept: VecDeque<(GrammarSource, Compilation)>,
 }
 
 impl GrammarCompiler {
     /// For a model that knows `vocab_size` tokens. The tree of its vocabulary is made when the first grammar is.
     pub fn new(tokenizer: Option<Arc<Tokenizer>>, vocab_size: usize, eos_token_ids: Vec<u32>) -> GrammarCompiler {
-        let shared = Shared { tokenizer, vocab_size, eos_token_ids, vocabulary: OnceLock::new() };
-        GrammarCompiler { shared: Arc::new(shared), kept: Mutex::new(VecDeque::new()) }
+        let (vocabulary, jobs, ended) = (OnceLock::new(), Mutex::default(), Condvar::new());
+        let shared = Shared { tokenizer, vocab_size, eos_token_ids, vocabulary, jobs, ended };
+        GrammarCompiler { shared: Arc::new(shared) }
     }
 
     /// The grammar of a source.
     ///
     /// # Errors
-    /// A source that is wrong, that nothing follows, or that is too large or too complex.
+    /// A source that is wrong, that nothing follows, or that is too large or too complex; no thread to compile in.
     pub fn compile(&self, source: &GrammarSource) -> Result<Arc<dyn Grammar>, CompileError> {
         source.check_size()?;
-        if let Some(known) = self.known(source) {
-            return Ok(known);
-        }
+        let shared = &self.shared;
         // Not within the time of a source: it is the same work for all.
-        self.shared.vocabulary()?;
-        let (shared, own) = (Arc::clone(&self.shared), source.clone());
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let spawned = thread::Builder::new().name("octavo-grammar".to_owned()).stack_size(STACK).spawn(move || {
-            // Nobody may be waiting any longer.
-            drop(sender.send(shared.compile(&own)));
-        });
-        spawned.map_err(|error| CompileError::Source(format!("no thread to compile in: {error}")))?;
-        let grammar = match receiver.recv_timeout(PATIENCE) {
-            Ok(compiled) => compiled?,
-            Err(_) => return Err(CompileError::TooSlow { seconds: PATIENCE.as_secs() }),
-        };
-        self.keep(source, &grammar);
-        Ok(grammar)
+        shared.vocabulary()?;
+        let begun = Instant::now();
+        let mut jobs = shared.jobs();
+        loop {
+            if let Some(known) = jobs.known(source) {
+                return known;
+            }
+            let is_running = jobs.running.contains(source);
+            if !is_running && jobs.running.len() < MOST_THREADS {
+                Shared::begin(shared, source)?;
+                jobs.running.push(source.clone());
+                continue;
+            }
+            let Some(left) = PATIENCE.checked_sub(begun.elapsed()) else {
+                let seconds = PATIENCE.as_secs();
+                return Err(if is_running {
+                    CompileError::TooSlow { seconds }
+                } else {
+                    CompileError::Busy { seconds }
+                });
+            };
+            jobs = shared.ended.wait_timeout(jobs, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Jobs {
+    fn known(&mut self, source: &GrammarSource) -> Option<Compilation> {
+        let place = self.kept.iter().position(|(known, _)| known == source)?;
+        let entry = self.kept.remove(place)?;
+        let compiled = entry.1.clone();
+        self.kept.push_back(entry);
+        Some(compiled)
     }
 
-    fn known(&self, source: &GrammarSource) -> Option<Arc<dyn Grammar>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = kept.iter().position(|(known, _)| known == source)?;
-        let entry = kept.remove(place)?;
-        let grammar = Arc::clone(&entry.1);
-        kept.push_back(entry);
-        Some(grammar)
-    }
-
-    fn keep(&self, source: &GrammarSource, grammar: &Arc<dyn Grammar>) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_back((source.clone(), Arc::clone(grammar)));
-        if kept.len() > KEPT {
-            kept.pop_front();
+    fn end(&mut self, source: GrammarSource, compiled: Compilation) {
+        self.running.retain(|running| running != &source);
+        self.kept.push_back((source, compiled));
+        if self.kept.len() > KEPT {
+            self.kept.pop_front();
         }
     }
 }
@@ -125,7 +149,23 @@ impl Shared {
         made.as_ref().map_err(Clone::clone)
     }
 
-    fn compile(&self, source: &GrammarSource) -> Result<Arc<dyn Grammar>, CompileError> {
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compiles on a thread, whose result is kept whether anybody still waits for it or not.
+    fn begin(shared: &Arc<Shared>, source: &GrammarSource) -> Result<(), CompileError> {
+        let (shared, source) = (Arc::clone(shared), source.clone());
+        let spawned = thread::Builder::new().name("octavo-grammar".to_owned()).stack_size(STACK).spawn(move || {
+            let compiled = shared.compile(&source);
+            shared.jobs().end(source, compiled);
+            shared.ended.notify_all();
+        });
+        spawned.map_err(|error| CompileError::Source(format!("no thread to compile in: {error}")))?;
+        Ok(())
+    }
+
+    fn compile(&self, source: &GrammarSource) -> Compilation {
         let vocabulary = self.vocabulary()?;
         let compiled = catch_unwind(AssertUnwindSafe(|| {
             let rules = source.rules(vocabulary.factory.limits())?;
@@ -163,7 +203,8 @@ impl GrammarSource {
                 one_lexeme(RegexAst::Or(texts.iter().cloned().map(RegexAst::Literal).collect()), limits)
             }
             GrammarSource::Lark(text) => {
-                CompileError::check("brackets within brackets", depth(text), DEEPEST_LARK)?;
+                CompileError::check("brackets within brackets", lark::depth(text), DEEPEST_LARK)?;
+                lark::check_attributes(text)?;
                 Ok(GrammarInit::Serialized(TopLevelGrammar::from_lark(text.clone())))
             }
         }
@@ -174,19 +215,4 @@ fn one_lexeme(texts: RegexAst, limits: &ParserLimits) -> Result<GrammarInit, Com
     let mut rules = Rules::new(limits)?;
     let symbol = rules.lexeme(texts)?;
     rules.finished(symbol)
-}
-
-/// The most brackets that are open at once, wherever they stand.
-fn depth(text: &str) -> usize {
-    let mut open = 0usize;
-    let mut most = 0;
-    for byte in text.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => open += 1,
-            b')' | b']' | b'}' => open = open.saturating_sub(1),
-            _ => {}
-        }
-        most = most.max(open);
-    }
-    most
 }

@@ -32,6 +32,15 @@ pub enum CompileError {
         /// The time it had.
         seconds: u64,
     },
+    /// Others are being compiled.
+    #[error("not begun within {seconds} s, since others that take long are being compiled; try again later")]
+    Busy {
+        /// The time it waited.
+        seconds: u64,
+    },
+    /// Where a form is complete, nothing could say so.
+    #[error("the model has no end token that can be drawn, so no output could end with its form")]
+    NoEnd,
     /// The vocabulary cannot be used.
     #[error("the model has no tokenizer, so nothing can be compiled for it")]
     NoTokenizer,

@@ -5,9 +5,11 @@
 //! | `compiler` | from a source to a grammar: bounds, and the grammars made before |
 //! | `json` | JSON schemas as rules |
 //! | `rules` | rules over regular expressions |
+//! | `lark` | what is not taken in Lark's notation |
 //! | `regex` | what may be wrong with a regular expression |
 //! | `vocabulary` | a vocabulary as a tree of bytes |
 //! | `state` | how far an output has come |
+//! | `work` | the work of one schema, counted |
 //! | `error` | what may be wrong with a source |
 //!
 //! The llguidance library walks the vocabulary with a grammar; what a schema means is worked out here.
@@ -17,10 +19,12 @@
 mod compiler;
 mod error;
 mod json;
+mod lark;
 mod regex;
 mod rules;
 mod state;
 mod vocabulary;
+mod work;
 
 pub use compiler::{GrammarCompiler, GrammarSource};
 pub use error::CompileError;

@@ -43,7 +43,7 @@ impl Vocabulary {
     /// Of a model that knows `vocab_size` tokens, some of which end an output.
     ///
     /// # Errors
-    /// A vocabulary that the library cannot hold.
+    /// A vocabulary that the library cannot hold, or without an end.
     pub(super) fn new(tokenizer: &Tokenizer, vocab_size: usize, ends: &[u32]) -> Result<Vocabulary, CompileError> {
         catch_unwind(AssertUnwindSafe(|| Vocabulary::build(tokenizer, vocab_size, ends)))
             .unwrap_or_else(|_| Err(CompileError::Source("the vocabulary cannot be made a tree".to_owned())))
@@ -51,6 +51,11 @@ impl Vocabulary {
 
     fn build(tokenizer: &Tokenizer, vocab_size: usize, ends: &[u32]) -> Result<Vocabulary, CompileError> {
         let size = u32::try_from(vocab_size).map_err(|error| CompileError::Source(error.to_string()))?;
+        // What lies beyond the tokenizer's vocabulary is padding, and never drawn.
+        let drawn = vocab_size.min(tokenizer.id_bound());
+        if !ends.iter().any(|&end| (end as usize) < drawn) {
+            return Err(CompileError::NoEnd);
+        }
         let words: Vec<Vec<u8>> =
             (0..size).map(|id| if ends.contains(&id) { Vec::new() } else { word(tokenizer, id) }).collect();
         // End tokens are the engine's.

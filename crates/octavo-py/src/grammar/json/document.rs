@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use crate::grammar::CompileError;
+use crate::grammar::{CompileError, work::Work};
 
 /// A place in the document that holds a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,15 +15,18 @@ pub(super) struct Document<'a> {
     root: &'a Value,
     places: Vec<(String, &'a Value)>,
     by_pointer: HashMap<String, Place>,
+    /// Of the whole schema.
+    pub work: &'a Work,
 }
 
 impl<'a> Document<'a> {
-    pub(super) fn new(root: &'a Value) -> Document<'a> {
-        Document { root, places: Vec::new(), by_pointer: HashMap::new() }
+    pub(super) fn new(root: &'a Value, work: &'a Work) -> Document<'a> {
+        Document { root, places: Vec::new(), by_pointer: HashMap::new(), work }
     }
 
     /// The place at a JSON pointer that is known to lead somewhere.
     fn place(&mut self, pointer: String, value: &'a Value) -> Place {
+        self.work.note(2 + pointer.len() / 8);
         if let Some(&place) = self.by_pointer.get(&pointer) {
             return place;
         }
@@ -85,6 +88,7 @@ impl<'a> Document<'a> {
         if !(fragment.is_empty() || fragment.starts_with('/')) {
             return wrong(self, format!("found {text:?}, expected a JSON pointer after \"#\""));
         }
+        self.work.note(text.len() / 8);
         let steps: Vec<String> =
             fragment.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~")).collect();
         let root = self.root();

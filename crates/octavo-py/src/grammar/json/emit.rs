@@ -10,15 +10,31 @@ use super::{
     literal::{COLON, COMMA, named},
     node::{Items, Members, Node, NodeId, Presence, options},
 };
-use crate::grammar::{CompileError, rules::Rules};
+use crate::grammar::{
+    CompileError,
+    rules::Rules,
+    work::{Work, size},
+};
 
 /// States that a count of members may take over all fields of one object.
 const MOST_STATES: usize = 50_000;
 
 /// The grammar of a graph whose first node has values; `ends` says which others have.
-pub(super) fn emitted(nodes: &[Node], ends: &[bool], limits: &ParserLimits) -> Result<GrammarInit, CompileError> {
-    let mut emitter =
-        Emitter { rules: Rules::new(limits)?, nodes, ends, known: vec![None; nodes.len()], todo: Vec::new() };
+pub(super) fn emitted(
+    nodes: &[Node],
+    ends: &[bool],
+    limits: &ParserLimits,
+    work: &Work,
+) -> Result<GrammarInit, CompileError> {
+    let mut emitter = Emitter {
+        rules: Rules::new(limits)?,
+        nodes,
+        ends,
+        known: vec![None; nodes.len()],
+        todo: Vec::new(),
+        work,
+        lexemes: 0,
+    };
     let root = emitter.reference(NodeId(0))?;
     while let Some((id, symbol)) = emitter.todo.pop() {
         let body = emitter.body(id)?;
@@ -33,6 +49,9 @@ struct Emitter<'a> {
     ends: &'a [bool],
     known: Vec<Option<SymIdx>>,
     todo: Vec<(NodeId, SymIdx)>,
+    work: &'a Work,
+    /// Asked for so far.
+    lexemes: usize,
 }
 
 impl Emitter<'_> {
@@ -42,7 +61,7 @@ impl Emitter<'_> {
             return Ok(known);
         }
         let reference = match &self.nodes[id.0] {
-            Node::Leaf(texts) => self.lexeme(texts.clone())?,
+            Node::Leaf(texts) => self.lexeme(texts.texts.clone())?,
             _ => {
                 let placeholder = self.rules.symbol();
                 self.todo.push((id, placeholder));
@@ -58,7 +77,7 @@ impl Emitter<'_> {
             Node::Select(_) => self.select(id),
             Node::Array(items) => self.array(&items.without(self.ends)),
             Node::Object(members) => self.object(&members.without(self.ends)),
-            Node::Leaf(texts) => self.lexeme(texts.clone()),
+            Node::Leaf(texts) => self.lexeme(texts.texts.clone()),
             Node::Unknown | Node::Never(..) => {
                 Err(CompileError::Source("a form without values was left in".to_owned()))
             }
@@ -66,6 +85,9 @@ impl Emitter<'_> {
     }
 
     fn lexeme(&mut self, texts: RegexAst) -> Result<SymIdx, CompileError> {
+        // The library searches those that it knows one by one.
+        self.lexemes += 1;
+        self.work.spend(1 + size(&texts) + self.lexemes / 100)?;
         self.rules.lexeme(texts)
     }
 
@@ -80,9 +102,14 @@ impl Emitter<'_> {
     /// Texts become one lexeme.
     fn select(&mut self, id: NodeId) -> Result<SymIdx, CompileError> {
         let (mut texts, mut others) = (Vec::new(), Vec::new());
-        for option in options(self.nodes, id).into_iter().filter(|option| self.ends[option.0]) {
+        let options = options(self.nodes, id);
+        self.work.spend(1 + options.len())?;
+        for option in options.into_iter().filter(|option| self.ends[option.0]) {
             match &self.nodes[option.0] {
-                Node::Leaf(leaf) => texts.push(leaf.clone()),
+                Node::Leaf(leaf) => {
+                    self.work.spend(size(&leaf.texts))?;
+                    texts.push(leaf.texts.clone());
+                }
                 _ => others.push(self.reference(option)?),
             }
         }
@@ -153,9 +180,11 @@ impl Emitter<'_> {
         let counted = members.most.unwrap_or(members.least.max(1)).min(members.fields.len().max(members.least) + 1);
         let states = (members.fields.len() + 1).saturating_mul(counted + 1);
         CompileError::check("counts of members in one object", states, MOST_STATES)?;
+        self.work.spend(states)?;
+        let item = self.extra_item(members)?;
         let mut tails = Vec::with_capacity(counted + 1);
         for count in 0..=counted {
-            tails.push(self.extra(members, count)?);
+            tails.push(self.extra(members, item, count)?);
         }
         for field in members.fields.iter().rev() {
             let first = self.lexeme(named(&field.name))?;
@@ -185,26 +214,45 @@ impl Emitter<'_> {
         }
     }
 
+    /// A member without a field of its own, as the first member and as a later one, if there may be one.
+    fn extra_item(&mut self, members: &Members) -> Result<Option<(SymIdx, SymIdx)>, CompileError> {
+        if members.extra.is_empty() {
+            return Ok(None);
+        }
+        let (mut first, mut later) = (Vec::new(), Vec::new());
+        for (name, node) in &members.extra {
+            let (comma, colon) = (RegexAst::Regex(COMMA.to_owned()), RegexAst::Regex(COLON.to_owned()));
+            let alone = self.lexeme(RegexAst::Concat(vec![name.clone(), colon.clone()]))?;
+            // With the comma, as fields are: the text of a lexeme goes on as long as that of any other may.
+            let behind = self.lexeme(RegexAst::Concat(vec![comma, name.clone(), colon]))?;
+            let value = self.reference(*node)?;
+            first.push(self.rules.sequence(&[alone, value])?);
+            later.push(self.rules.sequence(&[behind, value])?);
+        }
+        Ok(Some((self.rules.select(&first)?, self.rules.select(&later)?)))
+    }
+
     /// Members without a field of their own, once `count` are written; `None` if too few would be there.
-    fn extra(&mut self, members: &Members, count: usize) -> Result<Option<Vec<SymIdx>>, CompileError> {
+    fn extra(
+        &mut self,
+        members: &Members,
+        item: Option<(SymIdx, SymIdx)>,
+        count: usize,
+    ) -> Result<Option<Vec<SymIdx>>, CompileError> {
         let least = members.least.saturating_sub(count);
         let most = members.most.map(|most| most.saturating_sub(count));
-        if members.extra.is_empty() || most == Some(0) {
+        let Some((first, later)) = item.filter(|_| most != Some(0)) else {
             return Ok((least == 0).then(Vec::new));
-        }
-        let comma = self.pattern(COMMA)?;
-        let mut items = Vec::with_capacity(members.extra.len());
-        for (name, node) in &members.extra {
-            let colon = RegexAst::Regex(COLON.to_owned());
-            let name = self.lexeme(RegexAst::Concat(vec![name.clone(), colon]))?;
-            let value = self.reference(*node)?;
-            items.push(self.rules.sequence(&[name, value])?);
-        }
-        let item = self.rules.select(&items)?;
-        let all = match count {
-            0 => self.several(item, comma, least, most)?,
-            _ => self.more(item, comma, least, most)?,
         };
-        Ok(Some(vec![all]))
+        // Two of them may have one name, and are one member then.
+        if least > 1 {
+            return Ok(None);
+        }
+        if count > 0 {
+            return Ok(Some(vec![self.rules.repeat(later, least, most)?]));
+        }
+        let others = self.rules.repeat(later, 0, most.map(|most| most - 1))?;
+        let all = self.rules.sequence(&[first, others])?;
+        Ok(Some(vec![if least == 0 { self.rules.optional(all)? } else { all }]))
     }
 }

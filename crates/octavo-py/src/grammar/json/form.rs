@@ -32,7 +32,7 @@ pub(super) fn expanded(document: &mut Document<'_>, form: &Form) -> Result<Form,
     let mut found = Form::new();
     for &part in form {
         match part {
-            Part::Whole(place) => expand(document, place, &mut Vec::new(), &mut found)?,
+            Part::Whole(place) => expand(document, place, &mut BTreeSet::new(), &mut found)?,
             other => drop(found.insert(other)),
         }
     }
@@ -43,17 +43,28 @@ pub(super) fn expanded(document: &mut Document<'_>, form: &Form) -> Result<Form,
 fn expand(
     document: &mut Document<'_>,
     place: Place,
-    path: &mut Vec<Place>,
+    path: &mut BTreeSet<Place>,
     found: &mut Form,
 ) -> Result<(), CompileError> {
-    if path.contains(&place) {
+    if !path.insert(place) {
         return Err(document.fault(place, "this schema refers to itself without end"));
     }
-    if !found.insert(Part::Own(place)) {
-        return Ok(());
+    document.work.spend(12)?;
+    if found.insert(Part::Own(place)) {
+        join(document, place, path, found)?;
     }
+    path.remove(&place);
+    Ok(())
+}
+
+/// What a place refers to holds as well.
+fn join(
+    document: &mut Document<'_>,
+    place: Place,
+    path: &mut BTreeSet<Place>,
+    found: &mut Form,
+) -> Result<(), CompileError> {
     let Some(keywords) = document.keywords(place)? else { return Ok(()) };
-    path.push(place);
     if let Some(reference) = keywords.get("$ref") {
         let referred = document.referred(place, reference)?;
         expand(document, referred, path, found)?;
@@ -69,7 +80,6 @@ fn expand(
     if members(document, place, "oneOf")? > 0 {
         found.insert(Part::OneOf(place));
     }
-    path.pop();
     Ok(())
 }
 
@@ -87,20 +97,25 @@ fn members(document: &Document<'_>, place: Place, keyword: &str) -> Result<usize
 }
 
 /// The forms between which a form leaves the choice, if it does: the part that does, and each way to go on.
-pub(super) fn choices(document: &mut Document<'_>, form: &Form) -> Option<(Part, Vec<Form>)> {
-    let part = *form.iter().find(|part| matches!(part, Part::AnyOf(_) | Part::OneOf(_)))?;
+///
+/// # Errors
+/// Too much work.
+pub(super) fn choices(document: &mut Document<'_>, form: &Form) -> Result<Option<(Part, Vec<Form>)>, CompileError> {
+    let choice = form.iter().find(|part| matches!(part, Part::AnyOf(_) | Part::OneOf(_)));
+    let Some(&part) = choice else { return Ok(None) };
     let (place, keyword) = match part {
         Part::AnyOf(place) => (place, "anyOf"),
         Part::OneOf(place) => (place, "oneOf"),
-        Part::Whole(_) | Part::Own(_) => return None,
+        Part::Whole(_) | Part::Own(_) => return Ok(None),
     };
     let mut rest = form.clone();
     rest.remove(&part);
     let mut ways = Vec::new();
     while let Some(member) = document.below(place, &[keyword, &ways.len().to_string()]) {
+        document.work.spend(1 + rest.len())?;
         let mut way = rest.clone();
         way.insert(Part::Whole(member));
         ways.push(way);
     }
-    Some((part, ways))
+    Ok(Some((part, ways)))
 }

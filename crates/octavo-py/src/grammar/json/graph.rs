@@ -6,15 +6,16 @@ use llguidance::derivre::RegexAst;
 use serde_json::Value;
 
 use super::{
+    apart::{Comparison, spellings},
     document::{Document, Place},
     form::{Form, Part, choices, expanded},
     keywords::{Assertions, Types},
     literal,
-    node::{Items, Node, NodeId, are_disjoint, is_empty},
+    node::{Items, Leaf, Node, NodeId, is_empty},
     number::Numbers,
     text::{Texts, quoted},
 };
-use crate::grammar::CompileError;
+use crate::grammar::{CompileError, work::Work};
 
 /// Forms of one schema.
 const MOST_NODES: usize = 20_000;
@@ -34,9 +35,9 @@ pub(super) struct Graph<'a> {
 
 impl<'a> Graph<'a> {
     /// The graph of a schema; its first node is the whole.
-    pub(super) fn of(schema: &'a Value) -> Result<Graph<'a>, CompileError> {
+    pub(super) fn of(schema: &'a Value, work: &'a Work) -> Result<Graph<'a>, CompileError> {
         let mut graph = Graph {
-            document: Document::new(schema),
+            document: Document::new(schema, work),
             nodes: Vec::new(),
             by_form: HashMap::new(),
             todo: VecDeque::new(),
@@ -58,6 +59,7 @@ impl<'a> Graph<'a> {
 
     fn node_of(&mut self, form: &Form) -> Result<NodeId, CompileError> {
         let form = expanded(&mut self.document, form)?;
+        self.document.work.spend(4 + form.len())?;
         if let Some(&known) = self.by_form.get(&form) {
             return Ok(known);
         }
@@ -74,7 +76,7 @@ impl<'a> Graph<'a> {
     }
 
     fn made(&mut self, id: NodeId, form: Form) -> Result<Node, CompileError> {
-        if let Some((part, ways)) = choices(&mut self.document, &form) {
+        if let Some((part, ways)) = choices(&mut self.document, &form)? {
             if let Part::OneOf(place) = part {
                 self.alone.push((place, id));
             }
@@ -108,14 +110,14 @@ impl<'a> Graph<'a> {
         let types = asserted.types;
         let mut options = Vec::new();
         if types.has(Types::NULL) {
-            options.push(Node::Leaf(RegexAst::Literal("null".to_owned())));
+            options.push(scalar(Types::NULL, &[Value::Null]));
         }
         if types.has(Types::BOOLEAN) {
-            options.push(Node::Leaf(RegexAst::Regex("true|false".to_owned())));
+            options.push(scalar(Types::BOOLEAN, &[Value::Bool(true), Value::Bool(false)]));
         }
         if types.has(Types::INTEGER) {
             let numbers = Numbers { whole: !types.has(Types::FRACTION), ..asserted.numbers.clone() };
-            options.extend(self.number(place, numbers.texts(), &numbers)?);
+            options.extend(self.number(place, None, &numbers)?);
         }
         if types.has(Types::STRING) {
             options.extend(self.text(place, None, &asserted.texts)?);
@@ -137,52 +139,74 @@ impl<'a> Graph<'a> {
         asserted: &Assertions<'a>,
     ) -> Result<Vec<Node>, CompileError> {
         let Some(((listed_at, first), others)) = asserted.values.split_first() else { return Ok(Vec::new()) };
+        let compared = others.iter().map(|(_, list)| list.len()).fold(1, usize::saturating_add);
+        self.document.work.spend(first.len().saturating_mul(compared))?;
         let listed = first.iter().copied().filter(|&value| {
             asserted.types.has(Types::of(value)) && others.iter().all(|(_, list)| list.contains(&value))
         });
         let (mut options, mut numbers, mut texts) = (Vec::new(), Vec::new(), Vec::new());
         for value in listed {
             match value {
-                Value::Number(number) => numbers.push(RegexAst::Literal(number.to_string())),
-                Value::String(text) => texts.push(RegexAst::Literal(text.clone())),
+                Value::Number(_) => numbers.push(value),
+                Value::String(_) => texts.push(value),
                 Value::Array(_) | Value::Object(_) if self.speaks_of_parts(places)? => {
                     let reason = "lists and objects as values, beside keywords on their parts, are not supported";
                     return Err(self.document.fault(*listed_at, reason));
                 }
-                other => options.push(Node::Leaf(literal::texts(other))),
+                other => options.push(known(other)),
             }
         }
         if !numbers.is_empty() {
-            let listed = RegexAst::Or(numbers);
-            let limits = asserted.numbers.limits();
-            let texts = if limits.is_empty() { listed } else { RegexAst::And([vec![listed], limits].concat()) };
-            options.extend(self.number(place, texts, &asserted.numbers)?);
+            options.extend(self.number(place, Some(&numbers), &asserted.numbers)?);
         }
         if !texts.is_empty() {
-            options.extend(self.text(place, Some(RegexAst::Or(texts)), &asserted.texts)?);
+            options.extend(self.text(place, Some(&texts), &asserted.texts)?);
         }
         Ok(options)
     }
 
-    fn number(&self, place: Place, texts: RegexAst, numbers: &Numbers) -> Result<Option<Node>, CompileError> {
-        let is_free = numbers.bounds.is_empty() && numbers.multiples.is_empty();
-        Ok((is_free || self.exists(place, &texts)?).then_some(Node::Leaf(texts)))
+    fn number(&self, place: Place, listed: Option<&[&Value]>, numbers: &Numbers) -> Result<Option<Node>, CompileError> {
+        let limits = numbers.limits();
+        let is_free = limits.is_empty();
+        let texts = match listed {
+            None => numbers.texts(),
+            Some(listed) if is_free => written(listed),
+            Some(listed) => RegexAst::And([vec![written(listed)], limits].concat()),
+        };
+        if !(is_free || self.exists(place, &texts)?) {
+            return Ok(None);
+        }
+        let listed = listed.map(|listed| spellings(listed.iter().copied()));
+        let spelled = match &listed {
+            Some(listed) => RegexAst::Or(listed.iter().cloned().map(RegexAst::Literal).collect()),
+            None => numbers.spelled(),
+        };
+        Ok(Some(Node::Leaf(Leaf { texts, types: Types::NUMBER, listed, spelled })))
     }
 
-    fn text(&self, place: Place, listed: Option<RegexAst>, texts: &Texts) -> Result<Option<Node>, CompileError> {
+    fn text(&self, place: Place, listed: Option<&[&Value]>, texts: &Texts) -> Result<Option<Node>, CompileError> {
         if texts.max_length.is_some_and(|most| most < texts.min_length) {
             return Ok(None);
         }
-        let is_free = texts.patterns.is_empty() && listed.is_none();
-        let unquoted = match listed {
-            Some(listed) => RegexAst::And(vec![listed, texts.texts()]),
-            None => texts.texts(),
+        let is_free = texts.patterns.is_empty() && texts.formats.is_empty() && listed.is_none();
+        let (unquoted, spelled) = match listed {
+            Some(listed) => {
+                let listed = listed.iter().filter_map(|value| value.as_str());
+                let listed = RegexAst::Or(listed.map(|text| RegexAst::Literal(text.to_owned())).collect());
+                (RegexAst::And(vec![listed.clone(), texts.texts()]), listed)
+            }
+            None => (texts.texts(), Texts { formats: Vec::new(), ..texts.clone() }.texts()),
         };
-        Ok((is_free || self.exists(place, &unquoted)?).then(|| Node::Leaf(quoted(unquoted))))
+        if !(is_free || self.exists(place, &unquoted)?) {
+            return Ok(None);
+        }
+        let listed = listed.map(|listed| spellings(listed.iter().copied()));
+        let (texts, spelled) = (quoted(unquoted), quoted(spelled));
+        Ok(Some(Node::Leaf(Leaf { texts, types: Types::STRING, listed, spelled })))
     }
 
     pub(super) fn exists(&self, place: Place, pattern: &RegexAst) -> Result<bool, CompileError> {
-        match is_empty(pattern) {
+        match is_empty(pattern, self.document.work)? {
             Some(is_empty) => Ok(!is_empty),
             None => Err(self.document.fault(place, "too complex to see whether any value fits")),
         }
@@ -242,19 +266,31 @@ impl<'a> Graph<'a> {
     }
 
     fn check_one_of(&self) -> Result<(), CompileError> {
+        let comparison = Comparison { nodes: &self.nodes, work: self.document.work };
         for &(place, id) in &self.alone {
             let Node::Select(ways) = &self.nodes[id.0] else { continue };
-            for (index, &one) in ways.iter().enumerate() {
-                let shared = ways[..index]
-                    .iter()
-                    .position(|&other| one == other || !are_disjoint(&self.nodes, one, other, ONE_OF_DEPTH));
-                if let Some(other) = shared {
-                    let reason =
-                        format!("schemas {other} and {index} may both hold, expected ones that exclude each other");
-                    return Err(self.document.fault_in(place, "oneOf", reason));
-                }
+            if let Some((one, other)) = comparison.shared(ways, ONE_OF_DEPTH)? {
+                let reason = format!("schemas {one} and {other} may both hold, expected ones that exclude each other");
+                return Err(self.document.fault_in(place, "oneOf", reason));
             }
         }
         Ok(())
     }
+}
+
+/// Numbers as the schema writes them.
+fn written(numbers: &[&Value]) -> RegexAst {
+    RegexAst::Or(numbers.iter().map(|number| RegexAst::Literal(number.to_string())).collect())
+}
+
+/// Values without parts, of one type.
+fn scalar(types: Types, values: &[Value]) -> Node {
+    let texts = RegexAst::Or(values.iter().map(literal::texts).collect());
+    Node::Leaf(Leaf { spelled: texts.clone(), texts, types, listed: Some(spellings(values)) })
+}
+
+/// A value that is known as a whole.
+fn known(value: &Value) -> Node {
+    let (texts, types) = (literal::texts(value), Types::of(value));
+    Node::Leaf(Leaf { spelled: texts.clone(), texts, types, listed: Some(spellings([value])) })
 }

@@ -47,6 +47,7 @@ impl Types {
     pub(super) const BOOLEAN: Types = Types(2);
     pub(super) const INTEGER: Types = Types(4);
     pub(super) const FRACTION: Types = Types(8);
+    pub(super) const NUMBER: Types = Types(4 | 8);
     pub(super) const STRING: Types = Types(16);
     pub(super) const ARRAY: Types = Types(32);
     pub(super) const OBJECT: Types = Types(64);
@@ -57,7 +58,7 @@ impl Types {
             "null" => Types::NULL,
             "boolean" => Types::BOOLEAN,
             "integer" => Types::INTEGER,
-            "number" => Types(Types::INTEGER.0 | Types::FRACTION.0),
+            "number" => Types::NUMBER,
             "string" => Types::STRING,
             "array" => Types::ARRAY,
             "object" => Types::OBJECT,
@@ -104,7 +105,7 @@ pub(super) struct Assertions<'a> {
     pub values: Vec<(Place, Vec<&'a Value>)>,
     pub items: (u64, Option<u64>),
     pub members: (u64, Option<u64>),
-    /// In the order in which they are named.
+    /// In the order in which they are named, some perhaps more than once.
     pub required: Vec<&'a str>,
 }
 
@@ -133,6 +134,12 @@ impl<'a> Assertions<'a> {
             return Ok(());
         };
         for (keyword, value) in keywords {
+            let parts = match value {
+                Value::String(text) => text.len(),
+                Value::Array(items) => items.len(),
+                _ => 1,
+            };
+            document.work.spend(2 + parts)?;
             self.add_keyword(place, keywords, keyword, value)
                 .map_err(|reason| document.fault_in(place, keyword, reason))?;
         }
@@ -160,7 +167,7 @@ impl<'a> Assertions<'a> {
             "minLength" => self.texts.min_length = self.texts.min_length.max(count(value)?),
             "maxLength" => self.texts.max_length = Some(least(self.texts.max_length, count(value)?)),
             "pattern" => self.texts.patterns.push(pattern(value)?),
-            "format" => self.texts.patterns.push(known_format(value)?),
+            "format" => self.texts.formats.push(known_format(value)?),
             "minItems" => self.items.0 = self.items.0.max(count(value)?),
             "maxItems" => self.items.1 = Some(least(self.items.1, count(value)?)),
             "minProperties" => self.members.0 = self.members.0.max(count(value)?),
@@ -188,10 +195,7 @@ impl<'a> Assertions<'a> {
 
     fn require(&mut self, value: &'a Value) -> Result<(), String> {
         for name in list(value)? {
-            let name = name.as_str().ok_or_else(|| wrong(value, "a list of names"))?;
-            if !self.required.contains(&name) {
-                self.required.push(name);
-            }
+            self.required.push(name.as_str().ok_or_else(|| wrong(value, "a list of names"))?);
         }
         Ok(())
     }

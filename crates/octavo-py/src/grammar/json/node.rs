@@ -4,10 +4,17 @@ use std::collections::BTreeSet;
 
 use llguidance::derivre::{RegexAst, RegexBuilder};
 
-use super::document::Place;
+use super::{document::Place, keywords::Types};
+use crate::grammar::{
+    CompileError,
+    work::{Work, size},
+};
 
 /// How much work it may be to see whether a regular expression matches any text at all.
 const EMPTINESS_FUEL: u64 = 50_000;
+
+/// Steps for the smallest regular expression.
+pub(super) const LEAST_STEPS: usize = 200;
 
 /// The index of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,11 +28,23 @@ pub(super) enum Node {
     /// No value has it.
     Never(Place, &'static str),
     /// The texts of a value without parts, or of one that is known as a whole.
-    Leaf(RegexAst),
+    Leaf(Leaf),
     /// Any of several.
     Select(Vec<NodeId>),
     Array(Items),
     Object(Members),
+}
+
+/// The texts of a value, and what other texts may mean the same value.
+#[derive(Debug, Clone)]
+pub(super) struct Leaf {
+    pub texts: RegexAst,
+    /// Of all its values; integers and other numbers are not told apart.
+    pub types: Types,
+    /// All values there may be, each in a spelling of its own.
+    pub listed: Option<BTreeSet<String>>,
+    /// That spelling of all others.
+    pub spelled: RegexAst,
 }
 
 /// Items of an array.
@@ -48,6 +67,16 @@ pub(super) struct Members {
     pub extra: Vec<(RegexAst, NodeId)>,
     pub least: usize,
     pub most: Option<usize>,
+    pub closing: Closing,
+}
+
+/// Who says that there are no members but those of `fields` and `extra`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closing {
+    /// The schema, to every validator.
+    Schema,
+    /// Nobody, or only octavo, which writes no others.
+    Open,
 }
 
 /// A member with a name of its own.
@@ -64,6 +93,18 @@ pub(super) enum Presence {
     Optional,
 }
 
+impl Node {
+    /// How many parts are looked at with a node.
+    fn num_parts(&self) -> usize {
+        match self {
+            Node::Unknown | Node::Never(..) | Node::Leaf(_) => 0,
+            Node::Select(options) => options.len(),
+            Node::Array(items) => items.first.len(),
+            Node::Object(members) => members.fields.len() + members.extra.len(),
+        }
+    }
+}
+
 impl Items {
     /// The same without what no value has: what follows such an item cannot be reached.
     pub(super) fn without(&self, ends: &[bool]) -> Items {
@@ -77,8 +118,10 @@ impl Items {
     }
 
     /// Whether an array can be this, once what no value has is left out.
-    fn is_possible(&self) -> bool {
-        self.most.is_none_or(|most| self.least <= most) && (self.least <= self.first.len() || self.rest.is_some())
+    fn is_possible(&self, ends: &[bool]) -> bool {
+        let reached = self.first.iter().take_while(|node| ends[node.0]).count();
+        let goes_on = reached == self.first.len() && self.rest.is_some_and(|rest| ends[rest.0]);
+        self.most.is_none_or(|most| self.least <= most) && (self.least <= reached || goes_on)
     }
 }
 
@@ -92,25 +135,36 @@ impl Members {
         }
     }
 
-    pub(super) fn num_required(&self) -> usize {
-        self.fields.iter().filter(|field| field.presence == Presence::Required).count()
+    /// Whether an object can be this, once what no value has is left out.
+    fn is_possible(&self, ends: &[bool]) -> bool {
+        let required = || self.fields.iter().filter(|field| field.presence == Presence::Required);
+        let fields = self.fields.iter().filter(|field| ends[field.node.0]).count();
+        // Names without a field may come again and again, and are one member then.
+        let others = usize::from(self.extra.iter().any(|(_, node)| ends[node.0]));
+        required().all(|field| ends[field.node.0])
+            && self.most.is_none_or(|most| required().count().max(self.least) <= most)
+            && self.least <= fields + others
     }
 }
 
 /// Whether each node has a value at all: one without end is none.
-pub(super) fn nodes_that_end(nodes: &[Node]) -> Vec<bool> {
+///
+/// # Errors
+/// Too much work.
+pub(super) fn nodes_that_end(nodes: &[Node], work: &Work) -> Result<Vec<bool>, CompileError> {
     let mut ends = vec![false; nodes.len()];
     loop {
         let mut changed = false;
         // A node's parts mostly come after it.
         for index in (0..nodes.len()).rev().filter(|&index| !matches!(nodes[index], Node::Unknown | Node::Never(..))) {
+            work.spend(1 + nodes[index].num_parts() / 8)?;
             if !ends[index] && ends_by(&nodes[index], &ends) {
                 ends[index] = true;
                 changed = true;
             }
         }
         if !changed {
-            return ends;
+            return Ok(ends);
         }
     }
 }
@@ -120,14 +174,8 @@ fn ends_by(node: &Node, ends: &[bool]) -> bool {
         Node::Unknown | Node::Never(..) => false,
         Node::Leaf(_) => true,
         Node::Select(options) => options.iter().any(|option| ends[option.0]),
-        Node::Array(items) => items.without(ends).is_possible(),
-        Node::Object(members) => {
-            let left = members.without(ends);
-            let (required, fields) = (members.num_required(), left.fields.len());
-            left.num_required() == required
-                && members.most.is_none_or(|most| required.max(members.least) <= most)
-                && (members.least <= fields || !left.extra.is_empty())
-        }
+        Node::Array(items) => items.is_possible(ends),
+        Node::Object(members) => members.is_possible(ends),
     }
 }
 
@@ -148,45 +196,27 @@ pub(super) fn options(nodes: &[Node], node: NodeId) -> Vec<NodeId> {
     found
 }
 
-/// Whether no value has both forms, as far as that can be seen `depth` members deep.
-pub(super) fn are_disjoint(nodes: &[Node], one: NodeId, other: NodeId, depth: usize) -> bool {
-    let others = options(nodes, other);
-    options(nodes, one).into_iter().all(|one| {
-        others.iter().all(|&other| match (&nodes[one.0], &nodes[other.0]) {
-            (Node::Never(..), _) | (_, Node::Never(..)) => true,
-            (Node::Leaf(one), Node::Leaf(other)) => {
-                is_empty(&RegexAst::And(vec![one.clone(), other.clone()])).unwrap_or(false)
-            }
-            (Node::Object(one), Node::Object(other)) => {
-                depth > 0 && (names_apart(nodes, one, other, depth) || names_apart(nodes, other, one, depth))
-            }
-            (Node::Array(_), Node::Array(_)) => false,
-            // A list or an object that is known as a whole may have the other's form.
-            (Node::Leaf(known), other) | (other, Node::Leaf(known)) => {
-                let first = if matches!(other, Node::Array(_)) { r"\[(?s:.*)" } else { r"\{(?s:.*)" };
-                is_empty(&RegexAst::And(vec![known.clone(), RegexAst::Regex(first.to_owned())])).unwrap_or(false)
-            }
-            _ => true,
-        })
-    })
-}
-
-/// Whether a member that `one` must have keeps the two apart.
-fn names_apart(nodes: &[Node], one: &Members, other: &Members, depth: usize) -> bool {
-    one.fields.iter().filter(|field| field.presence == Presence::Required).any(|field| {
-        match other.fields.iter().find(|also| also.name == field.name) {
-            Some(also) => are_disjoint(nodes, field.node, also.node, depth - 1),
-            None => other.extra.is_empty(),
-        }
-    })
-}
-
 /// Whether a regular expression matches nothing; `None` if that is too much work to see.
-pub(super) fn is_empty(pattern: &RegexAst) -> Option<bool> {
+///
+/// # Errors
+/// Too much work in the schema as a whole.
+pub(super) fn is_empty(pattern: &RegexAst, work: &Work) -> Result<Option<bool>, CompileError> {
+    work.spend(LEAST_STEPS + size(pattern))?;
     let mut builder = RegexBuilder::new();
-    let expression = builder.mk(pattern).ok()?;
+    let Ok(expression) = builder.mk(pattern) else { return Ok(None) };
+    let made = builder.exprset().cost() as usize;
+    work.spend(made)?;
     if builder.exprset().is_positive(expression) {
-        return Some(false);
+        return Ok(Some(false));
     }
-    Some(builder.to_regex_limited(expression, EMPTINESS_FUEL).ok()?.always_empty())
+    match builder.into_regex_limited(expression, EMPTINESS_FUEL) {
+        Ok(mut regex) => {
+            work.spend((regex.cost() as usize).saturating_sub(made))?;
+            Ok(Some(regex.always_empty()))
+        }
+        Err(_) => {
+            work.spend(EMPTINESS_FUEL as usize)?;
+            Ok(None)
+        }
+    }
 }

@@ -11,8 +11,10 @@ const INTEGER: &str = "-?(0|[1-9][0-9]{0,18})";
 /// What may follow the digits before the point.
 const FRACTION: &str = r"(\.[0-9]{1,17})?";
 
-/// So short that a double still tells the number from a bound below 10^6 that it must not reach.
-const SHORT_FRACTION: &str = r"(\.[0-9]{1,9})?";
+/// A number that must not reach a bound has at most this many digits behind the point, and no more than let a double
+/// tell it from the bound, which is 15 with those before the point.
+const SHORT_FRACTION: usize = 9;
+const EXACT_DIGITS: usize = 15;
 
 const EXPONENT: &str = "([eE][+-]?[0-9]{1,2})?";
 
@@ -87,15 +89,28 @@ impl Decimal {
 impl Numbers {
     /// The texts of the numbers that are allowed.
     pub(super) fn texts(&self) -> RegexAst {
-        let syntax = match self.bounds.iter().any(|bound| bound.reach == Reach::Exclusive) {
+        let exclusive = self.bounds.iter().filter(|bound| bound.reach == Reach::Exclusive);
+        let syntax = match exclusive.map(|bound| bound.limit.whole.len()).max() {
             _ if self.whole => INTEGER.to_owned(),
-            true => format!("{INTEGER}{SHORT_FRACTION}"),
-            false if self.bounds.is_empty() && self.multiples.is_empty() => format!("{INTEGER}{FRACTION}{EXPONENT}"),
-            false => format!("{INTEGER}{FRACTION}"),
+            Some(digits) if digits < EXACT_DIGITS => {
+                let most = SHORT_FRACTION.min(EXACT_DIGITS - digits);
+                format!(r"{INTEGER}(\.[0-9]{{1,{most}}})?")
+            }
+            Some(_) => INTEGER.to_owned(),
+            None if self.bounds.is_empty() && self.multiples.is_empty() => format!("{INTEGER}{FRACTION}{EXPONENT}"),
+            None => format!("{INTEGER}{FRACTION}"),
         };
         let mut all = vec![RegexAst::Regex(syntax)];
         all.extend(self.limits());
         if all.len() == 1 { all.remove(0) } else { RegexAst::And(all) }
+    }
+
+    /// A spelling of each number that is allowed, and of some that are not: one without an exponent or zeros to leave
+    /// out. Multiples are not looked at, since validators do not agree on them.
+    pub(super) fn spelled(&self) -> RegexAst {
+        let fraction = if self.whole { "" } else { r"(\.[0-9]+)?" };
+        let bounds = self.bounds.iter().map(|bound| RegexAst::Regex(bound.pattern()));
+        RegexAst::And(std::iter::once(RegexAst::Regex(format!("-?(0|[1-9][0-9]*){fraction}"))).chain(bounds).collect())
     }
 
     /// Bounds and multiples alone.

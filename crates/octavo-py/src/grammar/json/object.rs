@@ -1,18 +1,18 @@
 //! Members of objects: which names there may be, and what each names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use llguidance::derivre::{RegexAst, RegexBuilder};
+use llguidance::derivre::{Regex, RegexAst, RegexBuilder};
 use serde_json::Value;
 
 use super::{
     document::Place,
     graph::Graph,
     keywords::{Assertions, pattern},
-    node::{Field, Members, Node, Presence},
+    node::{Closing, Field, LEAST_STEPS, Members, Node, Presence},
     text::{any_string, quoted},
 };
-use crate::grammar::CompileError;
+use crate::grammar::{CompileError, work::size};
 
 /// Patterns of names that one object may have: every subset of them is a kind of name.
 const MOST_PATTERNS: usize = 4;
@@ -23,7 +23,8 @@ const MATCH_FUEL: u64 = 50_000;
 /// What one place says about members.
 struct Said<'a> {
     place: Place,
-    named: Vec<&'a str>,
+    named: HashSet<&'a str>,
+    order: Vec<&'a str>,
     patterns: Vec<&'a str>,
     others: Option<Place>,
 }
@@ -32,36 +33,73 @@ impl<'a> Graph<'a> {
     pub(super) fn object(&mut self, places: &[Place], asserted: &Assertions<'a>) -> Result<Node, CompileError> {
         let said = places.iter().map(|&place| self.said(place)).collect::<Result<Vec<_>, _>>()?;
         let patterns = self.patterns(&said)?;
-        let mut names: Vec<&str> = Vec::new();
-        for &name in said.iter().flat_map(|said| &said.named).chain(&asserted.required) {
-            // Few names are searched, many are compared once.
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        let mut fields = Vec::with_capacity(names.len());
-        for name in &names {
-            let kind = matching(&patterns, name).map_err(|reason| self.document.fault(places[0], reason))?;
-            let asked = self.asked(&said, Some(name), &kind);
-            let presence = if asserted.required.contains(name) { Presence::Required } else { Presence::Optional };
-            fields.push(Field { name: (*name).to_owned(), node: self.node(&asked)?, presence });
-        }
+        let mut known: HashSet<&str> = HashSet::new();
+        let all = said.iter().flat_map(|said| &said.order).chain(&asserted.required);
+        let names: Vec<&str> = all.copied().filter(|&name| known.insert(name)).collect();
+        let fields = self.fields(&said, &patterns, &names, asserted)?;
         let (least, most) = (asserted.members.0 as usize, asserted.members.1.map(|most| most as usize));
         let mut extra = Vec::new();
+        let mut closing = Closing::Open;
         for kind in kinds(&patterns) {
-            let lists = said.iter().any(|said| !said.named.is_empty() || !said.patterns.is_empty());
+            let lists = said.iter().any(|said| !said.order.is_empty() || !said.patterns.is_empty());
             let says_more = said.iter().any(|said| said.others.is_some());
             // What a schema lists is all there is, unless it says more or asks for more.
             if kind.is_empty() && lists && !says_more && least <= names.len() {
                 continue;
             }
+            self.document.work.spend(names.iter().map(|name| 4 + name.len()).sum())?;
             let spelled = spellings(&patterns, &kind, &names);
             if patterns.is_empty() || self.exists(places[0], &spelled)? {
-                let asked = self.asked(&said, None, &kind);
+                let asked = self.asked(&said, None, &kind)?;
                 extra.push((spelled, self.node(&asked)?));
             }
         }
-        Ok(Node::Object(Members { fields, extra, least, most }))
+        if patterns.is_empty() && said.iter().any(|said| self.forbids_others(said)) {
+            closing = Closing::Schema;
+        }
+        self.check_least(places, least, names.len(), extra.is_empty())?;
+        Ok(Node::Object(Members { fields, extra, least, most, closing }))
+    }
+
+    fn fields(
+        &mut self,
+        said: &[Said<'a>],
+        patterns: &[(&'a str, RegexAst)],
+        names: &[&'a str],
+        asserted: &Assertions<'a>,
+    ) -> Result<Vec<Field>, CompileError> {
+        let required: HashSet<&str> = asserted.required.iter().copied().collect();
+        let mut matchers = self.matchers(patterns)?;
+        let mut fields = Vec::with_capacity(names.len());
+        for &name in names {
+            let kind = self.matching(&mut matchers, name)?;
+            let asked = self.asked(said, Some(name), &kind)?;
+            let presence = if required.contains(name) { Presence::Required } else { Presence::Optional };
+            fields.push(Field { name: name.to_owned(), node: self.node(&asked)?, presence });
+        }
+        Ok(fields)
+    }
+
+    fn forbids_others(&self, said: &Said<'a>) -> bool {
+        said.others.is_some_and(|others| self.document.value(others) == &Value::Bool(false))
+    }
+
+    /// Names without a field may come again, and a reader of JSON sees one member then; so they count as one.
+    fn check_least(&self, places: &[Place], least: usize, fields: usize, is_closed: bool) -> Result<(), CompileError> {
+        if is_closed || least <= fields + 1 {
+            return Ok(());
+        }
+        let says = |place: &&Place| {
+            let keywords = self.document.keywords(**place).ok().flatten();
+            let found = keywords.and_then(|keywords| keywords.get("minProperties")).and_then(Value::as_f64);
+            found == Some(least as f64)
+        };
+        let place = places.iter().find(says).unwrap_or(&places[0]);
+        let reason = format!(
+            "found {least}, expected at most {} here: names that the schema does not list may repeat, and count as one",
+            fields + 1
+        );
+        Err(self.document.fault_in(*place, "minProperties", reason))
     }
 
     fn said(&mut self, place: Place) -> Result<Said<'a>, CompileError> {
@@ -70,9 +108,11 @@ impl<'a> Graph<'a> {
             let members = keywords.and_then(|keywords| keywords.get(keyword)).and_then(Value::as_object);
             members.into_iter().flat_map(|members| members.keys().map(String::as_str)).collect()
         };
+        let order = names("properties");
         Ok(Said {
             place,
-            named: names("properties"),
+            named: order.iter().copied().collect(),
+            order,
             patterns: names("patternProperties"),
             others: self.document.below(place, &["additionalProperties"]),
         })
@@ -100,8 +140,9 @@ impl<'a> Graph<'a> {
     }
 
     /// The places that speak of a member: of its name, or of a name that matches just the patterns of `kind`.
-    fn asked(&mut self, said: &[Said<'a>], name: Option<&str>, kind: &[&str]) -> Vec<Place> {
+    fn asked(&mut self, said: &[Said<'a>], name: Option<&str>, kind: &[&str]) -> Result<Vec<Place>, CompileError> {
         let mut asked = Vec::new();
+        self.document.work.spend(said.len())?;
         for said in said {
             let named = name.filter(|name| said.named.contains(name));
             let mut here: Vec<Place> = Vec::new();
@@ -114,23 +155,38 @@ impl<'a> Graph<'a> {
             }
             asked.extend(here);
         }
-        asked
+        Ok(asked)
     }
-}
 
-/// The patterns that a name matches.
-fn matching<'a>(patterns: &[(&'a str, RegexAst)], name: &str) -> Result<Vec<&'a str>, String> {
-    let mut found = Vec::new();
-    for (pattern, parsed) in patterns {
-        let mut builder = RegexBuilder::new();
-        let expression = builder.mk(parsed).map_err(|error| error.to_string())?;
-        let compiled = builder.to_regex_limited(expression, MATCH_FUEL).map_err(|error| error.to_string())?;
-        let mut compiled = compiled;
-        if compiled.is_match(name) {
-            found.push(*pattern);
+    fn matchers(&self, patterns: &[(&'a str, RegexAst)]) -> Result<Vec<(&'a str, Regex)>, CompileError> {
+        let mut matchers = Vec::with_capacity(patterns.len());
+        for (pattern, parsed) in patterns {
+            self.document.work.spend(LEAST_STEPS + size(parsed))?;
+            let mut builder = RegexBuilder::new();
+            let made = builder.mk(parsed).and_then(|made| builder.into_regex_limited(made, MATCH_FUEL));
+            let regex = made.map_err(|error| CompileError::library(&error))?;
+            self.document.work.spend(regex.cost() as usize)?;
+            matchers.push((*pattern, regex));
         }
+        Ok(matchers)
     }
-    Ok(found)
+
+    /// The patterns that a name matches.
+    fn matching(&self, matchers: &mut [(&'a str, Regex)], name: &str) -> Result<Vec<&'a str>, CompileError> {
+        let mut found = Vec::new();
+        for (pattern, regex) in matchers {
+            let mut state = regex.initial_state();
+            for &byte in name.as_bytes() {
+                let before = regex.cost();
+                state = regex.transition(state, byte);
+                self.document.work.spend(1 + (regex.cost() - before) as usize)?;
+            }
+            if regex.is_accepting(state) {
+                found.push(*pattern);
+            }
+        }
+        Ok(found)
+    }
 }
 
 /// All subsets of the patterns, the empty one last.

@@ -10,6 +10,8 @@ const ESCAPES: &str = "nrbtf\\\"";
 pub(super) struct Texts {
     /// Each must match.
     pub patterns: Vec<RegexAst>,
+    /// The same, of formats: to many validators a format says nothing.
+    pub formats: Vec<RegexAst>,
     /// In characters.
     pub min_length: u64,
     pub max_length: Option<u64>,
@@ -18,7 +20,7 @@ pub(super) struct Texts {
 impl Texts {
     /// The texts that are allowed, unquoted.
     pub(super) fn texts(&self) -> RegexAst {
-        let mut all = self.patterns.clone();
+        let mut all = [self.patterns.clone(), self.formats.clone()].concat();
         if self.min_length > 0 || self.max_length.is_some() || all.is_empty() {
             let most = self.max_length.map_or(String::new(), |most| most.to_string());
             all.push(RegexAst::Regex(match (self.min_length, self.max_length) {
