@@ -485,6 +485,10 @@ fn the_work_of_one_schema_is_counted_and_too_much_is_refused_soon() {
     compiler.compile(&schema(&format!(r#"{{"type":"object","oneOf":[{}]}}"#, kinds.join(",")))).expect("300 kinds");
     let values: Vec<String> = (0..1_000).map(|value| format!(r#"{{"const":{value}}}"#)).collect();
     compiler.compile(&schema(&format!(r#"{{"oneOf":[{}]}}"#, values.join(",")))).expect("1,000 values");
+    let members: Vec<String> = (0..1_900).map(|index| format!(r#""p{index}":{{"type":"integer"}}"#)).collect();
+    let begun = Instant::now();
+    compiler.compile(&schema(&format!(r#"{{"properties":{{{}}}}}"#, members.join(",")))).expect("1,900 members");
+    println!("{:?} 1,900 members", begun.elapsed());
 }
 
 #[test]

@@ -94,6 +94,11 @@ impl Rules {
         Ok(symbol)
     }
 
+    /// Different lexemes so far.
+    pub(super) fn num_lexemes(&self) -> usize {
+        self.by_lexeme.len()
+    }
+
     /// One after another.
     pub(super) fn sequence(&mut self, parts: &[SymIdx]) -> Result<SymIdx, CompileError> {
         if let [single] = parts {

@@ -19,6 +19,9 @@ use crate::grammar::{
 /// States that a count of members may take over all fields of one object.
 const MOST_STATES: usize = 50_000;
 
+/// Texts between which an output may have to choose: the library takes longer than in proportion to them.
+const MOST_LEXEMES: usize = 4_000;
+
 /// The grammar of a graph whose first node has values; `ends` says which others have.
 pub(super) fn emitted(
     nodes: &[Node],
@@ -33,7 +36,7 @@ pub(super) fn emitted(
         known: vec![None; nodes.len()],
         todo: Vec::new(),
         work,
-        lexemes: 0,
+        asked: 0,
     };
     let root = emitter.reference(NodeId(0))?;
     while let Some((id, symbol)) = emitter.todo.pop() {
@@ -51,7 +54,7 @@ struct Emitter<'a> {
     todo: Vec<(NodeId, SymIdx)>,
     work: &'a Work,
     /// Asked for so far.
-    lexemes: usize,
+    asked: usize,
 }
 
 impl Emitter<'_> {
@@ -86,9 +89,11 @@ impl Emitter<'_> {
 
     fn lexeme(&mut self, texts: RegexAst) -> Result<SymIdx, CompileError> {
         // The library searches those that it knows one by one.
-        self.lexemes += 1;
-        self.work.spend(1 + size(&texts) + self.lexemes / 100)?;
-        self.rules.lexeme(texts)
+        self.asked += 1;
+        self.work.spend(1 + size(&texts) + self.asked / 100)?;
+        let symbol = self.rules.lexeme(texts)?;
+        CompileError::check("different texts of names and values", self.rules.num_lexemes(), MOST_LEXEMES)?;
+        Ok(symbol)
     }
 
     fn pattern(&mut self, pattern: &str) -> Result<SymIdx, CompileError> {
