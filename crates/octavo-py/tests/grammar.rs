@@ -399,7 +399,7 @@ fn what_is_wrong_is_said_with_its_place_and_soon() {
         (schema(&"[".repeat(100_000)), "the schema is no JSON text: recursion limit"),
         (regex("("), r#"the regular expression "(" is wrong at byte 0: unclosed group"#),
         (regex("[a"), r#"the regular expression "[a" is wrong at byte 0: unclosed character class"#),
-        (regex("(a{1000}){1000}"), "found 1000000 places with all repetitions written out, expected at most 20000"),
+        (regex("(a{1000}){1000}"), "found 1000000 places with all repetitions written out, expected at most 10000"),
         (regex("a\\"), "the regular expression"),
         (regex(r"(a)\1"), "the regular expression"),
         (regex(r"a\bc"), ""),
@@ -474,7 +474,6 @@ fn the_work_of_one_schema_is_counted_and_too_much_is_refused_soon() {
             assert!(error.starts_with("found ") || error.contains("too complex to see"), "{shown}: {error}");
             refused += 1;
         }
-        println!("{:?} {shown}", begun.elapsed());
         assert!(begun.elapsed() < Duration::from_secs(2), "{shown} took {:?}", begun.elapsed());
     }
     assert!(refused >= 8, "{refused}");
@@ -486,9 +485,7 @@ fn the_work_of_one_schema_is_counted_and_too_much_is_refused_soon() {
     let values: Vec<String> = (0..1_000).map(|value| format!(r#"{{"const":{value}}}"#)).collect();
     compiler.compile(&schema(&format!(r#"{{"oneOf":[{}]}}"#, values.join(",")))).expect("1,000 values");
     let members: Vec<String> = (0..1_900).map(|index| format!(r#""p{index}":{{"type":"integer"}}"#)).collect();
-    let begun = Instant::now();
     compiler.compile(&schema(&format!(r#"{{"properties":{{{}}}}}"#, members.join(",")))).expect("1,900 members");
-    println!("{:?} 1,900 members", begun.elapsed());
 }
 
 #[test]
@@ -544,7 +541,6 @@ fn sources_that_are_long_chains_do_not_break_anything() {
             stroll(&*grammar, &mut Draws(5));
         }
         let shown: String = format!("{source:?}").chars().take(60).collect();
-        println!("{:?} {shown}", begun.elapsed());
         assert!(begun.elapsed() < Duration::from_secs(10), "{shown} took {:?}", begun.elapsed());
     }
     assert!(accepts(&*compiler.compile(&choice(&["ab"])).expect("a sound choice"), "ab"));

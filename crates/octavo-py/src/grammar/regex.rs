@@ -6,7 +6,7 @@ use regex_syntax::hir::{Hir, HirKind};
 use super::CompileError;
 
 /// The most places of an expression with its repetitions written out: `(a{3}b){2}` has 8.
-const MOST_PLACES: usize = 20_000;
+const MOST_PLACES: usize = 10_000;
 
 /// Checks syntax and size.
 ///
