@@ -80,6 +80,7 @@ fn config() -> EngineConfig {
         max_num_batched_tokens: PREFILLED,
         eos_token_ids: Vec::new(),
         seed: 0,
+        mask_threads: 1,
         // Prompts of one turn begin alike.
         prefix_cache: PrefixCaching::Off,
     }

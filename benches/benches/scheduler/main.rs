@@ -283,6 +283,7 @@ impl Size {
             max_num_batched_tokens: STEP_TOKENS,
             eos_token_ids: vec![END],
             seed: 0,
+            mask_threads: 1,
             prefix_cache: PrefixCaching::On,
         }
     }

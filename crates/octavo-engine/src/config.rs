@@ -20,6 +20,8 @@ pub struct EngineConfig {
     pub eos_token_ids: Vec<TokenId>,
     /// From it follow the seeds of requests that bring none.
     pub seed: u64,
+    /// Threads that ask grammars for masks between two steps; at least 1, the engine's own.
+    pub mask_threads: usize,
     /// Whether requests find the blocks of others that begin alike.
     pub prefix_cache: PrefixCaching,
 }

@@ -13,6 +13,7 @@ use crate::{
     accept::{self, accept},
     live::{LiveRequest, PromptReport},
     lower::{Lowered, lower},
+    masks::MaskThreads,
     rules::RequestRules,
 };
 
@@ -27,6 +28,7 @@ pub struct Engine<B: Backend> {
     seed: u64,
     clock: Instant,
     eos_token_ids: Vec<TokenId>,
+    masks: MaskThreads,
     requests: HashMap<RequestId, LiveRequest>,
     stats: Stats,
 }
@@ -89,6 +91,7 @@ impl<B: Backend> Engine<B> {
             seed: config.seed,
             clock: Instant::now(),
             eos_token_ids,
+            masks: MaskThreads::new(config.mask_threads),
             requests: HashMap::new(),
             stats: Stats::default(),
         })
@@ -168,7 +171,7 @@ impl<B: Backend> Engine<B> {
             return Ok(outputs);
         }
         self.note(&plan, started);
-        let lowered = lower(&self.scheduler, &plan, self.num_groups, &mut self.requests);
+        let lowered = lower(&self.scheduler, &plan, self.num_groups, &mut self.requests, &self.masks);
         let result = self.backend.run(&mut self.plan, &lowered.inputs)?;
         // Before the commit, which might end them for a better reason.
         for id in self.gather(&lowered, &result) {

@@ -14,6 +14,7 @@ mod handle;
 mod inbox;
 mod live;
 mod lower;
+mod masks;
 mod rules;
 mod worker;
 

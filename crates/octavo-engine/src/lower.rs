@@ -3,9 +3,16 @@
 use std::collections::HashMap;
 
 use octavo_backend::{BlockCopy, GroupInputs, LogitRules, SampleRow, ScoreRow, SpanInput, StepInputs, TokenMask};
-use octavo_sched::{RequestId, Scheduler, SeqSpan, Sequence, StepPlan};
+use octavo_sched::{RequestId, Scheduler, SeqId, SeqSpan, Sequence, StepPlan};
 
-use crate::live::LiveRequest;
+use crate::{
+    GrammarError,
+    live::LiveRequest,
+    masks::{Answer, MaskThreads},
+};
+
+/// What the grammars of a step's draws answered.
+type Answers = HashMap<SeqId, Result<Answer, GrammarError>>;
 
 /// A step as the backend takes it.
 #[derive(Default)]
@@ -17,7 +24,7 @@ pub(crate) struct Lowered {
     pub pooled: Vec<RequestId>,
     /// Draws before which a grammar was asked.
     pub masks: u64,
-    /// How long that took, in nanoseconds.
+    /// How long that took, in nanoseconds, all of them together.
     pub mask_nanos: u64,
 }
 
@@ -30,8 +37,10 @@ pub(crate) fn lower(
     plan: &StepPlan,
     num_groups: usize,
     requests: &mut HashMap<RequestId, LiveRequest>,
+    threads: &MaskThreads,
 ) -> Lowered {
     let mut lowered = Lowered::default();
+    let mut answers = lowered.ask_grammars(scheduler, plan, requests, threads);
     let empty = GroupInputs { table_starts: vec![0], ..GroupInputs::default() };
     lowered.inputs.groups = vec![empty; num_groups];
     for span in &plan.spans {
@@ -46,7 +55,7 @@ pub(crate) fn lower(
         }
         let request = requests.entry(sequence.request()).or_default();
         lowered.report_prompt(span, sequence, request);
-        lowered.sample(span, sequence, request);
+        lowered.sample(span, sequence, request, answers.remove(&span.seq));
     }
     for copy in &plan.copies {
         lowered.inputs.groups[copy.group].copies.push(BlockCopy { from: copy.from, to: copy.to });
@@ -73,34 +82,66 @@ impl Lowered {
         }
     }
 
+    /// Asks the grammars of all draws of the step at once.
+    fn ask_grammars(
+        &mut self,
+        scheduler: &Scheduler,
+        plan: &StepPlan,
+        requests: &mut HashMap<RequestId, LiveRequest>,
+        threads: &MaskThreads,
+    ) -> Answers {
+        let started = std::time::Instant::now();
+        let mut questions = Vec::new();
+        for span in plan.spans.iter().filter(|span| span.samples > 0) {
+            let Some(sequence) = scheduler.sequence(span.seq) else { continue };
+            let Some(LiveRequest { rules: Some(rules), progress, .. }) = requests.get_mut(&sequence.request()) else {
+                continue;
+            };
+            if rules.has_grammar() {
+                questions.extend(rules.question(sequence, progress.entry(span.seq.choice).or_default()));
+            }
+        }
+        if questions.is_empty() {
+            return Answers::new();
+        }
+        self.masks = questions.len() as u64;
+        let answers = threads.ask(questions).into_iter().collect();
+        self.mask_nanos = started.elapsed().as_nanos() as u64;
+        answers
+    }
+
     /// The draws that follow a span; those of several continuations are from the same row, by the same rules.
-    fn sample(&mut self, span: &SeqSpan, sequence: &Sequence, request: &mut LiveRequest) {
+    fn sample(
+        &mut self,
+        span: &SeqSpan,
+        sequence: &Sequence,
+        request: &mut LiveRequest,
+        answer: Option<Result<Answer, GrammarError>>,
+    ) {
         if span.samples == 0 {
             return;
         }
         let first = sequence.id().choice;
-        let rules = self.rules(sequence, request).map(Box::new);
+        let rules = next_rules(sequence, request, answer).map(Box::new);
         let row = self.inputs.tokens.len() - 1;
         let choices = (first..).take(span.samples);
         let samples = choices.map(|choice| SampleRow { rules: rules.clone(), ..sample_row(sequence, row, choice) });
         self.inputs.samples.extend(samples);
     }
+}
 
-    fn rules(&mut self, sequence: &Sequence, request: &mut LiveRequest) -> Option<LogitRules> {
-        let rules = request.rules.as_ref()?;
-        let progress = request.progress.entry(sequence.id().choice).or_default();
-        let started = rules.has_grammar().then(std::time::Instant::now);
-        let next = rules.next(sequence, progress);
-        if let Some(started) = started {
-            self.masks += 1;
-            self.mask_nanos += started.elapsed().as_nanos() as u64;
-        }
-        Some(next.unwrap_or_else(|error| {
-            log::warn!("request {}: {error}", sequence.request().0);
-            // The draw fails, and with it this continuation alone.
-            LogitRules { allowed: Some(TokenMask::none(rules.vocab_size()).into()), ..LogitRules::default() }
-        }))
-    }
+fn next_rules(
+    sequence: &Sequence,
+    request: &mut LiveRequest,
+    answer: Option<Result<Answer, GrammarError>>,
+) -> Option<LogitRules> {
+    let rules = request.rules.as_ref()?;
+    let progress = request.progress.entry(sequence.id().choice).or_default();
+    Some(rules.next(sequence, progress, answer).unwrap_or_else(|error| {
+        log::warn!("request {}: {error}", sequence.request().0);
+        // The draw fails, and with it this continuation alone.
+        LogitRules { allowed: Some(TokenMask::none(rules.vocab_size()).into()), ..LogitRules::default() }
+    }))
 }
 
 /// The draw of the token after a sequence, for one choice, from the logits of `row`.

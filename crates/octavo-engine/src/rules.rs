@@ -9,7 +9,10 @@ use std::{collections::HashMap, sync::Arc};
 use octavo_backend::{LogitRules, Penalties, SeenToken, TokenMask};
 use octavo_sched::{SamplingParams, Sequence, TokenId};
 
-use crate::{Grammar, GrammarError, GrammarState};
+use crate::{
+    Grammar, GrammarError, GrammarState,
+    masks::{Answer, Question},
+};
 
 /// The part of a request's rules that is the same for each of its draws.
 pub(crate) struct RequestRules {
@@ -33,6 +36,8 @@ pub(crate) struct Progress {
     /// Where a token is in `seen`.
     places: HashMap<TokenId, usize>,
     grammar: Option<Box<dyn GrammarState>>,
+    /// Tokens of the output that the grammar has read, or is asked to read.
+    asked: usize,
 }
 
 impl RequestRules {
@@ -73,6 +78,16 @@ impl RequestRules {
         })
     }
 
+    /// What a grammar is to be asked before the next draw; `None` without one. The state goes with it.
+    pub(crate) fn question(&self, sequence: &Sequence, progress: &mut Progress) -> Option<Question> {
+        let grammar = Arc::clone(self.grammar.as_ref()?);
+        let (state, output) = (progress.grammar.take(), &sequence.tokens()[sequence.prompt_len()..]);
+        let unread = if state.is_some() { progress.asked } else { 0 };
+        progress.asked = output.len();
+        let tokens = output[unread..].to_vec();
+        Some(Question { seq: sequence.id(), grammar, state, tokens, vocab_size: self.vocab_size })
+    }
+
     /// Whether a grammar is asked before each draw.
     pub(crate) fn has_grammar(&self) -> bool {
         self.grammar.is_some()
@@ -83,17 +98,26 @@ impl RequestRules {
         self.vocab_size
     }
 
-    /// The rules of the token that follows a sequence.
+    /// The rules of the token that follows a sequence, with the answer to its [`RequestRules::question`].
     ///
     /// # Errors
     /// A grammar that cannot go on.
-    pub(crate) fn next(&self, sequence: &Sequence, progress: &mut Progress) -> Result<LogitRules, GrammarError> {
+    pub(crate) fn next(
+        &self,
+        sequence: &Sequence,
+        progress: &mut Progress,
+        answer: Option<Result<Answer, GrammarError>>,
+    ) -> Result<LogitRules, GrammarError> {
         let (params, prompt_len) = (sequence.params(), sequence.prompt_len());
-        progress.read(sequence, self.grammar.as_deref())?;
+        progress.read(sequence);
         let output = &sequence.tokens()[prompt_len..];
         let early: &[TokenId] = if output.len() < params.min_tokens { &self.ends } else { &[] };
-        let (allowed, mut banned) = match &mut progress.grammar {
-            Some(grammar) => (Some(Arc::new(self.allowed_by(grammar.as_mut(), early)?)), Vec::new()),
+        let (allowed, mut banned) = match answer {
+            Some(answer) => {
+                let Answer { state, mask, may_end } = answer?;
+                progress.grammar = Some(state);
+                (Some(Arc::new(self.narrowed(mask, early, may_end.then_some(&self.eos_token_ids)))), Vec::new())
+            }
             None => (self.allowed.clone(), early.to_vec()),
         };
         for word in &params.bad_words {
@@ -114,40 +138,30 @@ impl RequestRules {
 
     /// What a grammar allows without the tokens that would be too early, and the end tokens where it may end: those that
     /// are too early only if nothing else is possible.
-    fn allowed_by(&self, grammar: &mut dyn GrammarState, early: &[TokenId]) -> Result<TokenMask, GrammarError> {
-        let mut mask = TokenMask::none(self.vocab_size);
-        grammar.allowed(&mut mask)?;
-        let may_end = grammar.may_end()?;
+    fn narrowed(&self, mut mask: TokenMask, early: &[TokenId], ends: Option<&Vec<TokenId>>) -> TokenMask {
         if let Some(allowed) = &self.allowed {
             mask.intersect(allowed);
         }
         early.iter().for_each(|&token| mask.remove(token));
         let nothing_else = mask.is_empty();
-        let ends =
-            self.eos_token_ids.iter().filter(|token| nothing_else || !(self.avoids_end || early.contains(token)));
-        ends.filter(|_| may_end).for_each(|&token| mask.insert(token));
-        Ok(mask)
+        for &token in ends.into_iter().flatten() {
+            if nothing_else || !(self.avoids_end || early.contains(&token)) {
+                mask.insert(token);
+            }
+        }
+        mask
     }
 }
 
 impl Progress {
-    /// Reads the tokens that were added since.
-    fn read(&mut self, sequence: &Sequence, grammar: Option<&dyn Grammar>) -> Result<(), GrammarError> {
-        if self.grammar.is_none() {
-            self.grammar = grammar.map(Grammar::start);
-        }
-        let counts = has_penalties(sequence.params());
-        for (position, &token) in sequence.tokens().iter().enumerate().skip(self.tokens) {
-            let is_output = position >= sequence.prompt_len();
-            if counts {
-                self.count(token, u32::from(is_output));
-            }
-            if let Some(grammar) = self.grammar.as_mut().filter(|_| is_output) {
-                grammar.advance(token)?;
+    /// Counts the tokens that were added since.
+    fn read(&mut self, sequence: &Sequence) {
+        if has_penalties(sequence.params()) {
+            for (position, &token) in sequence.tokens().iter().enumerate().skip(self.tokens) {
+                self.count(token, u32::from(position >= sequence.prompt_len()));
             }
         }
         self.tokens = sequence.tokens().len();
-        Ok(())
     }
 
     fn count(&mut self, token: TokenId, in_output: u32) {

@@ -192,6 +192,7 @@ fn start<B: Backend>(
         prefix_cache: if options.enable_prefix_caching { PrefixCaching::On } else { PrefixCaching::Off },
         eos_token_ids: model.eos_token_ids,
         seed: options.seed,
+        mask_threads: threads,
     };
     let engine = Engine::load(backend, &model.spec, checkpoint, config).map_err(|reason| refused(path, reason))?;
     log::info!("{}: {} bytes of memory, {threads} threads", path.display(), memory.total());

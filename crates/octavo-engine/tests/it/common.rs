@@ -37,6 +37,7 @@ pub fn tiny_config(max_num_batched_tokens: usize) -> EngineConfig {
         max_num_batched_tokens,
         eos_token_ids: vec![2],
         seed: 0,
+        mask_threads: 2,
         prefix_cache: PrefixCaching::Off,
     }
 }

@@ -164,6 +164,7 @@ pub fn engine<B: Backend>(backend: B, max_num_batched_tokens: usize) -> Engine<B
         max_num_batched_tokens,
         eos_token_ids: checkpoint.config().eos_token_ids.clone(),
         seed: 0,
+        mask_threads: 2,
         prefix_cache: PrefixCaching::Off,
     };
     let spec = checkpoint.config().spec.clone();
