@@ -3,9 +3,10 @@
 //! A question and its answer depend on one output alone, so it does not matter which thread has it.
 
 use std::{
+    collections::VecDeque,
     sync::{
-        Arc,
-        mpsc::{Receiver, Sender, channel},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, channel},
     },
     thread::JoinHandle,
 };
@@ -37,9 +38,22 @@ type Answered = (SeqId, Result<Answer, GrammarError>);
 
 /// Threads that answer beside the engine's own. They sleep while nobody asks, and end with this.
 pub(crate) struct MaskThreads {
-    questions: Vec<Sender<Question>>,
+    desk: Arc<Desk>,
     answers: Receiver<Answered>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// Where questions lie until somebody takes them. One that wakes late finds less to do, and nobody waits for it.
+#[derive(Default)]
+struct Desk {
+    lying: Mutex<Lying>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct Lying {
+    questions: VecDeque<Question>,
+    is_closed: bool,
 }
 
 impl MaskThreads {
@@ -47,50 +61,67 @@ impl MaskThreads {
     /// thread is bound to a processor yet, since they would be bound to the same.
     pub(crate) fn new(count: usize) -> MaskThreads {
         let (sender, answers) = channel();
-        let (mut questions, mut threads) = (Vec::new(), Vec::new());
-        for _ in 1..count {
-            let (asker, asked) = channel::<Question>();
-            let sender = sender.clone();
-            let work = move || {
-                for question in asked {
+        let desk = Arc::new(Desk::default());
+        let spawn = |_| {
+            let (desk, sender) = (Arc::clone(&desk), sender.clone());
+            std::thread::Builder::new().name("octavo-masks".into()).spawn(move || {
+                while let Some(question) = desk.wait() {
                     if sender.send(answer(question)).is_err() {
                         return;
                     }
                 }
-            };
-            let thread = std::thread::Builder::new().name("octavo-masks".into()).spawn(work);
-            if let Ok(thread) = thread {
-                questions.push(asker);
-                threads.push(thread);
-            }
-        }
-        MaskThreads { questions, answers, threads }
+            })
+        };
+        let threads = (1..count).map_while(|index| spawn(index).ok()).collect();
+        MaskThreads { desk, answers, threads }
     }
 
     /// Answers all questions, in any order.
     pub(crate) fn ask(&self, questions: Vec<Question>) -> Vec<Answered> {
-        let (mut own, mut num_sent) = (Vec::new(), 0);
-        // The engine's thread has the first turn: one question alone wakes nobody.
-        let mut turns = std::iter::once(None).chain(self.questions.iter().map(Some)).cycle();
-        for question in questions {
-            match turns.next().flatten() {
-                None => own.push(question),
-                Some(thread) => match thread.send(question) {
-                    Ok(()) => num_sent += 1,
-                    Err(returned) => own.push(returned.0),
-                },
-            }
+        let count = questions.len();
+        self.desk.lying().questions.extend(questions);
+        // One question alone wakes nobody.
+        if count > 1 {
+            self.desk.news.notify_all();
         }
-        let mut answered: Vec<Answered> = own.into_iter().map(answer).collect();
-        answered.extend(self.answers.iter().take(num_sent));
+        let mut answered = Vec::with_capacity(count);
+        while let Some(question) = self.desk.take() {
+            answered.push(answer(question));
+        }
+        // The rest has been taken by others.
+        answered.extend(self.answers.iter().take(count - answered.len()));
         answered
+    }
+}
+
+impl Desk {
+    fn lying(&self) -> MutexGuard<'_, Lying> {
+        self.lying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<Question> {
+        self.lying().questions.pop_front()
+    }
+
+    /// The next question, however long that takes; `None` when there will be no more.
+    fn wait(&self) -> Option<Question> {
+        let mut lying = self.lying();
+        loop {
+            if let Some(question) = lying.questions.pop_back() {
+                return Some(question);
+            }
+            if lying.is_closed {
+                return None;
+            }
+            lying = self.news.wait(lying).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
 impl Drop for MaskThreads {
     fn drop(&mut self) {
-        // Without anybody who asks they end.
-        self.questions.clear();
+        self.desk.lying().is_closed = true;
+        self.desk.news.notify_all();
         for thread in self.threads.drain(..) {
             // A thread catches its own panics.
             let _ = thread.join();
