@@ -1,0 +1,1 @@
+"""octavo beside other engines, on one machine, in turn: `python -m benches.peers`."""
