@@ -88,14 +88,16 @@ class Engine:
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """A request and its reply, while the process runs; it is stopped before and after."""
         self.go_on()
-        self.send(request)
-        reply = self.answer()
-        self.stop()
-        return reply
+        try:
+            self.send(request)
+            return self.answer()
+        finally:
+            self.stop()
 
     def stop(self) -> None:
-        """Stand still."""
-        os.killpg(self.session, signal.SIGSTOP)
+        """Stand still; one that has ended does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.session, signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Run again."""

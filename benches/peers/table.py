@@ -19,7 +19,7 @@ def table(rows: Sequence[Row], facts: dict[str, float]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(HEADINGS, *lines, strict=True)]
     printed = [HEADINGS, tuple("-" * width for width in widths), *lines]
     return [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + " |"
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
         for line in printed
     ]
 
@@ -30,7 +30,7 @@ def _lines(row: Row, facts: dict[str, float]) -> list[tuple[str, ...]]:
         return [(row.case.title, "-", f"- ({peer}: {row.note})", "-", "-")]
     ours, theirs = _middle(row, row.octavo), _middle(row, row.other)
     note = f"; {row.note}" if row.note else ""
-    lines = [
+    lines: list[tuple[str, ...]] = [
         (
             row.case.title,
             f"{ours:.4g} {row.case.unit}",
