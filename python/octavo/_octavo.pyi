@@ -12,6 +12,8 @@ __all__ = [
     "Tokenizer",
     "__version__",
     "draw_many",
+    "export_model",
+    "export_tokenizer",
     "host",
     "measure_dot_peak",
     "measure_read_bandwidth",
@@ -95,6 +97,8 @@ class Draws(TypedDict):
     count: int
 
 def draw_many(logits: list[float], draws: Draws, *, device: str) -> list[int]: ...
+def export_model(model: str | PathLike[str], folder: str | PathLike[str]) -> None: ...
+def export_tokenizer(model: str | PathLike[str], folder: str | PathLike[str]) -> None: ...
 def measure_read_bandwidth(threads: int, num_bytes: int | None = None) -> float: ...
 def measure_dot_peak(threads: int) -> float: ...
 

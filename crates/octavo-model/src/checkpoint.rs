@@ -13,6 +13,7 @@ use crate::{
     gguf,
     huggingface::{self, Folder},
     mapped::MappedFile,
+    rope::Rope,
     tensors::TensorTable,
 };
 
@@ -25,8 +26,10 @@ pub struct Checkpoint {
     config: ModelConfig,
     tokenizer: TokenizerSource,
     chat_template: Option<String>,
-    table: TensorTable,
-    weights: Weights,
+    /// The spec's frequencies come from it, and from divisors where a file has them.
+    pub(crate) rope: Rope,
+    pub(crate) table: TensorTable,
+    pub(crate) weights: Weights,
 }
 
 impl Checkpoint {
@@ -43,6 +46,11 @@ impl Checkpoint {
             _ => ModelError::Io { path: path.to_owned(), source },
         })?;
         if metadata.is_dir() { open_folder(path) } else { open_gguf(path) }
+    }
+
+    /// The file or folder.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The model, apart from its weights and its text.
@@ -78,7 +86,8 @@ impl Checkpoint {
             weight_formats: table.format_bytes(),
         };
         let Text { tokenizer, chat_template } = text;
-        Ok(Checkpoint { path: path.to_owned(), config, tokenizer, chat_template, table, weights })
+        let rope = outline.rope;
+        Ok(Checkpoint { path: path.to_owned(), config, tokenizer, chat_template, rope, table, weights })
     }
 }
 

@@ -11,6 +11,7 @@
 mod checkpoint;
 mod config;
 mod error;
+mod export;
 mod family;
 mod gguf;
 mod huggingface;

@@ -9,6 +9,7 @@
 //! | `device` | from a checkpoint to a running engine |
 //! | `engine` | the engine as Python sees it: load, submit, abort, count, close |
 //! | `host` | the machine and its limits |
+//! | `export` | a checkpoint as a Hugging Face folder |
 //! | `sampling` | draws without a model |
 //! | `inbox` | where Python finds what its requests gained |
 //! | `tokenizer_class` | the tokenizer as Python sees it |
@@ -21,6 +22,7 @@
 mod device;
 mod engine;
 mod errors;
+mod export;
 mod grammar;
 mod grammar_class;
 mod host;
@@ -40,6 +42,7 @@ mod _octavo {
     #[pymodule_export]
     use super::{
         engine::Core,
+        export::{export_model, export_tokenizer},
         grammar_class::GrammarClass,
         host::{host_facts, measure_dot_peak, measure_read_bandwidth, memory_plan},
         inbox::{Delta, InboxClass, StoryClass},

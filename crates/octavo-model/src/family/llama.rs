@@ -28,7 +28,7 @@ static GGUF_NAMES: TensorNames = TensorNames {
     derived: &[],
 };
 
-static FOLDER_NAMES: TensorNames = TensorNames {
+pub(super) static FOLDER_NAMES: TensorNames = TensorNames {
     embedding: "model.embed_tokens.weight",
     final_norm: "model.norm.weight",
     head: "lm_head.weight",

@@ -6,7 +6,7 @@ mod llama;
 use std::path::Path;
 
 use octavo_backend::{
-    Activation, AttentionSpec, DecoderSpec, HeadSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec, TokenId,
+    Activation, AttentionSpec, DecoderSpec, HeadSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec, TokenId, WeightId,
 };
 
 pub(crate) use self::binding::{Part, RowOrder, Weights, bind};
@@ -98,6 +98,30 @@ pub(crate) fn from_folder(folder: &Folder) -> Result<Outline, ModelError> {
         Some("llama") => llama::from_folder(folder),
         Some(other) => Err(folder.config.unsupported(KEY, format!("{other:?}"), "\"llama\"")),
         None => Err(folder.config.missing(KEY)),
+    }
+}
+
+/// What the tensors are called in a Hugging Face folder.
+pub(crate) fn folder_names() -> &'static TensorNames {
+    &llama::FOLDER_NAMES
+}
+
+impl TensorNames {
+    /// The tensors of one place, in the order in which the decoder stacks them.
+    pub(crate) fn of(&self, id: WeightId) -> Vec<String> {
+        let of_layer =
+            |layer, names: &[&str]| names.iter().map(|name| format!("{}{layer}.{name}", self.layer_prefix)).collect();
+        match id {
+            WeightId::Embedding => vec![self.embedding.to_owned()],
+            WeightId::AttentionNorm(layer) => of_layer(layer, &[self.attention_norm]),
+            WeightId::Qkv(layer) => of_layer(layer, &[self.query, self.key, self.value]),
+            WeightId::AttentionOutput(layer) => of_layer(layer, &[self.attention_output]),
+            WeightId::MlpNorm(layer) => of_layer(layer, &[self.mlp_norm]),
+            WeightId::GateUp(layer) => of_layer(layer, &[self.gate, self.up]),
+            WeightId::Down(layer) => of_layer(layer, &[self.down]),
+            WeightId::FinalNorm => vec![self.final_norm.to_owned()],
+            WeightId::Head => vec![self.head.to_owned()],
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod control;
 mod error;
+mod file;
 mod gguf;
 mod guard;
 mod pieces;
