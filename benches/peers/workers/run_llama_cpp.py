@@ -77,7 +77,7 @@ class LlamaCpp:
             raise RuntimeError(f"{model}: llama.cpp cannot load it")
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.threads = threads
-        self.shape = (0, 0)
+        self.shape = (0, 0, False)
         self.context: Any = None
         self.batch = Batch()
 
@@ -150,10 +150,7 @@ class LlamaCpp:
     def _share(self, memory: Any, requests: list[dict[str, Any]]) -> int:
         """Compute once what all requests begin with, and copy it to each stream; returns its length."""
         prompts = [each["prompt_token_ids"] for each in requests]
-        most = min(map(len, prompts)) - 1
-        length = next((at for at in range(most) if len({prompt[at] for prompt in prompts}) > 1), most)
-        if len(prompts) < 2 or length < LEAST_SHARED:
-            return 0
+        length = _common(prompts)
         for start in range(0, length, BATCH):
             self.batch.used = 0
             self.batch.add(prompts[0][start : min(start + BATCH, length)], start, 0, wanted=False)
@@ -166,7 +163,9 @@ class LlamaCpp:
         """A context with a stream for each request and room for the longest, unless the last run left such a one."""
         streams = min(len(requests), MOST_STREAMS)
         longest = max(len(each["prompt_token_ids"]) + each["max_tokens"] for each in requests)
-        shape = (streams, -(-longest // 256) * 256)
+        # With one cache for all, streams share the cells of a common prefix; else each is faster with its own.
+        unified = _common([each["prompt_token_ids"] for each in requests]) > 0
+        shape = (streams, -(-longest // 256) * 256, unified)
         if shape == self.shape:
             return
         if self.context:
@@ -175,11 +174,19 @@ class LlamaCpp:
         params.n_seq_max = streams
         params.n_ctx = streams * shape[1]
         params.n_batch = BATCH
+        params.kv_unified = unified
         params.n_threads = params.n_threads_batch = self.threads
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp cannot make a context of {streams} streams of {shape[1]} tokens")
         self.shape = shape
+
+
+def _common(prompts: list[list[int]]) -> int:
+    """How many tokens all prompts begin with; 0 for one prompt, or where it would not pay."""
+    most = min(map(len, prompts)) - 1
+    length = next((at for at in range(most) if len({prompt[at] for prompt in prompts}) > 1), most)
+    return length if len(prompts) > 1 and length >= LEAST_SHARED else 0
 
 
 if __name__ == "__main__":
