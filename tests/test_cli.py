@@ -4,6 +4,7 @@ import inspect
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def test_help_lists_every_command() -> None:
     outcome = octavo("--help")
     assert outcome.returncode == 0
     for name in COMMANDS:
-        assert f"\n    {name} " in outcome.stdout
+        assert re.search(rf"\n    {name}\s", outcome.stdout)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -34,7 +34,9 @@ from octavo import LLM, InvalidRequest, ModelLoadError, OctavoError
         ({"quantization": "awq"}, "quantization is not available yet in this version: found 'awq', expected None"),
         ({"speculative_config": {"method": "ngram"}}, "speculative_config is not available yet .* found {'method"),
         ({"scheduling_policy": "fair"}, "scheduling_policy is not available yet .* found 'fair', expected 'fcfs'"),
-        ({"kv_cache_dtype": np.zeros(2)}, "kv_cache_dtype is not available yet .* found array"),
+        ({"kv_cache_dtype": np.zeros(2)}, "kv_cache_dtype: found array"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: found 'fp8', expected 'auto' or 'bfloat16' or 'int8'"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype: found 'int8', expected 'auto': the reference keeps"),
         ({"scheduler": "static"}, "scheduler is not available yet .* expected 'continuous'"),
         ({"enable_prefix_caching": 0}, "enable_prefix_caching: found 0, expected True or False"),
         ({"enable_prefix_caching": None}, "enable_prefix_caching: found None, expected True or False"),
@@ -56,7 +58,6 @@ def test_options_of_later_versions_are_taken_where_they_ask_for_nothing(successo
         "quantization": None,
         "speculative_config": None,
         "scheduling_policy": "fcfs",
-        "kv_cache_dtype": "auto",
         "scheduler": "continuous",
     }
     with LLM(successor_folder, device="reference", max_model_len=64, **options) as llm:

@@ -135,7 +135,8 @@ impl Machine {
     fn new(threads: usize, isa: Isa) -> Machine {
         let mut checkpoint = smollm2::open();
         let spec = checkpoint.config().spec.clone();
-        let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).expect("a CPU backend");
+        let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() })
+            .expect("a CPU backend");
         let limits = StepLimits {
             max_rows: BATCH * TEXT,
             max_spans: BATCH,

@@ -1,6 +1,6 @@
-//! The engine on SmolLM2-135M, one stream, beside what the machine allows: decode of 128 tokens after 32 against the
-//! read bandwidth, of memory and of as many bytes as the weights have (a large cache keeps part of them between steps),
-//! prefill of 512 against the peak of the dot-product instruction.
+//! The engine on SmolLM2-135M beside what the machine allows: one stream's decode of 128 tokens after 32 against the read
+//! bandwidth, of memory and of as many bytes as the weights have (a large cache keeps part of them between steps), prefill
+//! of 512 and the decode of several streams together against the peak of the dot-product instruction.
 //!
 //! Model and limits are measured in turn, so that all see the same minutes of a shared machine; medians with spread.
 
@@ -20,6 +20,7 @@ const TURNS: usize = 9;
 const PROMPT: usize = 32;
 const DECODED: usize = 128;
 const PREFILLED: usize = 512;
+const STREAMS: [usize; 3] = [8, 16, 32];
 
 fn main() {
     let mut checkpoint = smollm2::open();
@@ -27,28 +28,31 @@ fn main() {
     let (read_bytes, layer_products) = (checkpoint.weight_bytes(), layer_products(&spec));
     let formats: Vec<WeightFormat> = checkpoint.config().weight_formats.iter().map(|(format, _)| *format).collect();
     let threads = host::available_threads().count;
-    let isa = Isa::detect();
+    let isa = std::env::var("OCTAVO_ISA").map_or_else(|_| Isa::detect(), |name| name.parse().expect("OCTAVO_ISA"));
     println!("SmolLM2-135M {formats:?}, {threads} threads, {isa}; medians of {TURNS} turns [least to most]");
 
-    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).expect("a CPU backend");
+    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() })
+        .expect("a CPU backend");
     let mut engine = Engine::load(backend, &spec, &mut checkpoint, config()).expect("the model loads");
     drop(checkpoint);
     let buffer = |bytes| ReadBuffer::new(threads, bytes).expect("memory to read");
     let (memory, weights) = (buffer(MEMORY_BYTES), buffer(read_bytes));
     let limit_time = Duration::from_millis(100);
-    let mut figures: [Vec<f64>; 5] = Default::default();
+    let mut figures: [Vec<f64>; 5 + STREAMS.len()] = Default::default();
     for turn in 0..=TURNS {
-        let (decode, prefill) = (decode_rate(&mut engine, turn), prefill_rate(&mut engine, turn));
+        let (decode, prefill) = (decode_rate(&mut engine, turn, 1), prefill_rate(&mut engine, turn));
+        let together = STREAMS.map(|streams| decode_rate(&mut engine, turn, streams));
         let (memory, weights) = (memory.bandwidth(isa, limit_time), weights.bandwidth(isa, limit_time));
         let dots = dot_peak_of(threads, isa, limit_time);
         // The first turn warms up and does not count.
         if turn > 0 {
-            for (series, value) in figures.iter_mut().zip([decode, prefill, memory, weights, dots]) {
+            let single = [decode, prefill, memory, weights, dots];
+            for (series, value) in figures.iter_mut().zip(single.into_iter().chain(together)) {
                 series.push(value);
             }
         }
     }
-    let [decode, prefill, memory, weights, dots] = figures.map(Series::of);
+    let [decode, prefill, memory, weights, dots, together @ ..] = figures.map(Series::of);
     let decode_limits = [memory.median / read_bytes as f64, weights.median / read_bytes as f64];
     let prefill_limit = dots.median / (2 * layer_products) as f64;
     println!("read 1 GiB           {} GB/s", memory.scaled(1e-9));
@@ -69,15 +73,23 @@ fn main() {
         100.0 * prefill.median / prefill_limit,
         2e-6 * layer_products as f64,
     );
+    let batch_limit = dots.median / (2 * (layer_products + spec.vocab_size * spec.hidden_size)) as f64;
+    for (streams, rate) in STREAMS.into_iter().zip(together) {
+        println!(
+            "decode of {streams:<2} streams {} tokens/s; {:.0}% of {batch_limit:.0}, which dot products allow",
+            rate.scaled(1.0),
+            100.0 * rate.median / batch_limit,
+        );
+    }
 }
 
 fn config() -> EngineConfig {
     EngineConfig {
         block_size: 16,
-        num_blocks: vec![64],
+        num_blocks: vec![STREAMS[2] * (PROMPT + DECODED + 16) / 16],
         max_model_len: 1024,
-        max_num_seqs: 1,
-        max_num_batched_tokens: PREFILLED,
+        max_num_seqs: STREAMS[2],
+        max_num_batched_tokens: PROMPT * STREAMS[2],
         eos_token_ids: Vec::new(),
         seed: 0,
         mask_threads: 1,
@@ -96,33 +108,36 @@ fn layer_products(spec: &DecoderSpec) -> usize {
     spec.weight_ids().into_iter().filter(is_layer).map(products).sum()
 }
 
-/// Decoded tokens a second after the first.
-fn decode_rate(engine: &mut Engine<CpuBackend>, turn: usize) -> f64 {
-    submit(engine, turn, PROMPT, 1 + DECODED);
-    engine.step().expect("the prompt's step");
+/// Decoded tokens a second of all streams together after the first of each.
+fn decode_rate(engine: &mut Engine<CpuBackend>, turn: usize, streams: usize) -> f64 {
+    for stream in 0..streams {
+        submit(engine, turn, stream, PROMPT, 1 + DECODED);
+    }
+    engine.step().expect("the prompts' step");
     let start = Instant::now();
     finish(engine);
-    DECODED as f64 / start.elapsed().as_secs_f64()
+    (streams * DECODED) as f64 / start.elapsed().as_secs_f64()
 }
 
 /// Prompt tokens a second, the first output token's head included.
 fn prefill_rate(engine: &mut Engine<CpuBackend>, turn: usize) -> f64 {
-    submit(engine, turn, PREFILLED, 1);
+    submit(engine, turn, 0, PREFILLED, 1);
     let start = Instant::now();
     finish(engine);
     PREFILLED as f64 / start.elapsed().as_secs_f64()
 }
 
-fn submit(engine: &mut Engine<CpuBackend>, turn: usize, prompt_len: usize, max_tokens: usize) {
+fn submit(engine: &mut Engine<CpuBackend>, turn: usize, stream: usize, prompt_len: usize, max_tokens: usize) {
     let params = SamplingParams {
         temperature: 0.0,
         max_tokens: Some(max_tokens),
         ignore_eos: true,
         ..SamplingParams::default()
     };
-    // Ids spread over the vocabulary, others in each turn.
-    let prompt = (0..prompt_len).map(|i| ((i + turn * 1013) * 7919 % 49_000) as u32).collect();
-    engine.add(Request { id: RequestId(0), prompt, params, arrival: 0, deadline: None }).expect("a request that fits");
+    // Ids spread over the vocabulary, others in each turn and stream.
+    let prompt = (0..prompt_len).map(|i| ((i + turn * 1013 + stream * 31) * 7919 % 49_000) as u32).collect();
+    let id = RequestId(stream as u64);
+    engine.add(Request { id, prompt, params, arrival: 0, deadline: None }).expect("a request that fits");
 }
 
 fn finish(engine: &mut Engine<CpuBackend>) {

@@ -32,6 +32,7 @@ class EngineOptions(TypedDict):
     max_num_batched_tokens: int
     kv_cache_memory_bytes: int | None
     num_kv_blocks: int | None
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8"]
     enable_prefix_caching: bool
 
 @type_check_only

@@ -11,7 +11,14 @@ from octavo.chat_template import ChatOptions, ChatTemplate
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.messages import Conversation, Tool, checked_messages, iter_conversations
 from octavo.models import resolve
-from octavo.options import check_choice, checked_engine_options, refuse_others, template_source, tokenizer_file
+from octavo.options import (
+    KvCacheType,
+    check_choice,
+    checked_engine_options,
+    refuse_others,
+    template_source,
+    tokenizer_file,
+)
 from octavo.outputs import BlockState, EngineMetrics
 from octavo.prompts import TokenizedPrompt, TokensPrompt, checked_token_ids
 from octavo.sampling_params import SamplingParams
@@ -40,6 +47,7 @@ class LoadedModel:
         block_size: int = 16,
         kv_cache_memory_bytes: int | None = None,
         num_kv_blocks: int | None = None,
+        kv_cache_dtype: KvCacheType = "auto",
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
@@ -51,8 +59,9 @@ class LoadedModel:
         """Load `model`: a GGUF file, a Hugging Face folder, a hub id in the local cache, or a bundled name.
 
         `max_model_len` bounds prompt and output together (default: the model's context). The KV pool's size is given in
-        bytes or in blocks of `block_size` tokens; without either it holds at least one longest request.
-        `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
+        bytes or in blocks of `block_size` tokens; without either it holds at least one longest request. Its elements
+        are bfloat16; with `kv_cache_dtype="int8"` they are bytes, with a scale for each token and head, in half the
+        memory. `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
         template's text, or the file that holds it. With `enable_prefix_caching`, requests that begin alike share KV
         blocks, also with earlier ones.
         """
@@ -70,10 +79,14 @@ class LoadedModel:
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_kv_blocks=num_kv_blocks,
+            kv_cache_dtype=kv_cache_dtype,
             enable_prefix_caching=enable_prefix_caching,
         )
         check_choice("dtype", dtype, "auto")
         check_choice("device", device, "auto", "cpu", "reference")
+        if device == "reference" and kv_cache_dtype != "auto":
+            found = shown(kv_cache_dtype)
+            raise InvalidRequest(f"kv_cache_dtype: found {found}, expected 'auto': the reference keeps 32-bit floats")
         check_choice("generation_config", generation_config, "auto", "octavo")
         if served_model_name is not None and not isinstance(served_model_name, str):
             raise InvalidRequest(f"served_model_name: found {shown(served_model_name)}, expected a text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from octavo.errors import InvalidRequest
 from octavo.models import checked_path, expanded, resolve
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
     from octavo._octavo import EngineOptions
 
+KvCacheType = Literal["auto", "bfloat16", "int8"]
+
 # Options that are known and have no effect yet, with what says just that.
 _LATER: dict[str, tuple[str | None, ...]] = {
     "quantization": (None,),
-    "kv_cache_dtype": ("auto",),
     "scheduling_policy": ("fcfs",),
     "speculative_config": (None,),
     "scheduler": ("continuous",),
@@ -74,11 +75,13 @@ def checked_engine_options(
     max_num_batched_tokens: int,
     kv_cache_memory_bytes: int | None,
     num_kv_blocks: int | None,
+    kv_cache_dtype: KvCacheType,
     enable_prefix_caching: bool,
 ) -> EngineOptions:
     """Check each option by itself; what depends on the model is checked when it is loaded."""
     if kv_cache_memory_bytes is not None and num_kv_blocks is not None:
         raise InvalidRequest("kv_cache_memory_bytes and num_kv_blocks: found both, expected one of them or none")
+    check_choice("kv_cache_dtype", kv_cache_dtype, "auto", "bfloat16", "int8")
     return {
         "threads": _optional("threads", threads, 1024),
         "seed": _integer("seed", seed, 0, _MAX_SEED),
@@ -88,6 +91,7 @@ def checked_engine_options(
         "max_num_batched_tokens": _integer("max_num_batched_tokens", max_num_batched_tokens, 1, _MAX_COUNT),
         "kv_cache_memory_bytes": _optional("kv_cache_memory_bytes", kv_cache_memory_bytes, _MAX_SIZE),
         "num_kv_blocks": _optional("num_kv_blocks", num_kv_blocks, _MAX_COUNT),
+        "kv_cache_dtype": kv_cache_dtype,
         "enable_prefix_caching": _flag("enable_prefix_caching", enable_prefix_caching),
     }
 

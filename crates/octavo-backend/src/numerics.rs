@@ -21,30 +21,65 @@ pub enum InputRounding {
 }
 
 /// What the cache keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvType {
     /// 4 bytes an element.
     F32,
     /// 2 bytes an element.
+    #[default]
     Bf16,
+    /// 1 byte an element, and a bfloat16 scale for each token and KV head's key, another for its value.
+    Int8,
 }
 
 impl KvType {
-    /// Bytes of one element.
-    pub fn size(self) -> usize {
+    /// Bytes of `heads` keys or values with `elements` elements in all.
+    pub fn bytes(self, elements: usize, heads: usize) -> usize {
         match self {
-            KvType::F32 => 4,
-            KvType::Bf16 => 2,
+            KvType::F32 => 4 * elements,
+            KvType::Bf16 => 2 * elements,
+            KvType::Int8 => elements + heads * size_of::<bf16>(),
         }
     }
 
-    /// The value as the cache will give it back.
-    pub fn round(self, value: f32) -> f32 {
+    /// Turns one head's key or value into what the cache will give back.
+    pub fn round_head(self, head: &mut [f32]) {
         match self {
-            KvType::F32 => value,
-            KvType::Bf16 => bf16::from_f32(value).to_f32(),
+            KvType::F32 => {}
+            KvType::Bf16 => head.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32()),
+            KvType::Int8 => {
+                let (inverse, scale) = kv_scale(head);
+                head.iter_mut().for_each(|value| *value = scale.to_f32() * f32::from(int8_code(*value, inverse)));
+            }
         }
     }
+
+    /// A scaled query or a probability as attention uses it.
+    pub fn round_operand(self, value: f32) -> f32 {
+        match self {
+            KvType::F32 => value,
+            KvType::Bf16 | KvType::Int8 => bf16::from_f32(value).to_f32(),
+        }
+    }
+}
+
+/// For a head of an 8-bit cache: what its values are multiplied by before they are rounded to codes ([`int8_code`]), and
+/// the scale that codes are multiplied by to have them back: largest magnitude / 127, rounded to bfloat16, so that a
+/// probability of 1 times the scale is exact. The scale is not finite when a value is not, so that the fault is not lost.
+pub fn kv_scale(head: &[f32]) -> (f32, bf16) {
+    let scale = bf16::from_f32(largest_magnitude(head) * (1.0 / 127.0));
+    let is_usable = scale.is_finite() && scale > bf16::ZERO;
+    (if is_usable { 1.0 / scale.to_f32() } else { 0.0 }, scale)
+}
+
+/// By the bits of the magnitudes, so that NaN beats infinity and infinity beats all numbers.
+fn largest_magnitude(values: &[f32]) -> f32 {
+    f32::from_bits(values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
+}
+
+/// `round_ties_even(value * inverse)`, in -127..=127.
+pub fn int8_code(value: f32, inverse: f32) -> i8 {
+    (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8
 }
 
 /// Where a backend rounds.
@@ -54,7 +89,8 @@ pub struct Numerics {
     pub quantized_input: InputRounding,
     /// Input of matmuls with bfloat16 weights.
     pub bf16_input: InputRounding,
-    /// Keys and values; scaled queries and the probabilities of attention are rounded alike.
+    /// Keys and values; scaled queries and the probabilities of attention are rounded as
+    /// [`KvType::round_operand`] says.
     pub kv: KvType,
 }
 
@@ -75,17 +111,10 @@ pub struct ActivationGroup {
 
 impl ActivationGroup {
     /// Rounds 32 values: `code = round_ties_even(value * (127 / max|value|))`.
-    ///
-    /// The maximum is taken over the bits of the magnitudes, so that NaN beats infinity and infinity beats all numbers.
     pub fn round(values: &[f32; ACTIVATION_GROUP]) -> ActivationGroup {
-        let largest = f32::from_bits(values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0));
+        let largest = largest_magnitude(values);
         let inverse = if largest > 0.0 && largest.is_finite() { 127.0 / largest } else { 0.0 };
-        let scale = largest * (1.0 / 127.0);
-        let mut codes = [0; ACTIVATION_GROUP];
-        for (code, value) in codes.iter_mut().zip(values) {
-            *code = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
-        }
-        ActivationGroup { scale, codes }
+        ActivationGroup { scale: largest * (1.0 / 127.0), codes: values.map(|value| int8_code(value, inverse)) }
     }
 
     /// The sum of the codes.

@@ -113,6 +113,8 @@ pub struct KvGroup {
     pub window: Option<usize>,
     /// Elements of K and V together that the group keeps for one token, over all its layers.
     pub elements_per_token: usize,
+    /// Keys and values of single heads that one token has in the layers of this group.
+    pub heads_per_token: usize,
 }
 
 /// What a place in the decoder expects.
@@ -185,15 +187,20 @@ impl DecoderSpec {
         let mut groups: Vec<KvGroup> = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let attention = &layer.attention;
-            let elements = 2 * attention.num_kv_heads * attention.head_size;
+            let heads = 2 * attention.num_kv_heads;
+            let elements = heads * attention.head_size;
             match groups.iter_mut().find(|group| group.window == attention.window) {
                 Some(group) => {
                     group.layers.push(index);
                     group.elements_per_token += elements;
+                    group.heads_per_token += heads;
                 }
-                None => {
-                    groups.push(KvGroup { layers: vec![index], window: attention.window, elements_per_token: elements })
-                }
+                None => groups.push(KvGroup {
+                    layers: vec![index],
+                    window: attention.window,
+                    elements_per_token: elements,
+                    heads_per_token: heads,
+                }),
             }
         }
         KvGeometry { block_size, groups }

@@ -24,6 +24,7 @@ use crate::{
 pub struct CpuBackend {
     pool: Pool,
     isa: Isa,
+    kv: KvType,
     kernels: Kernels,
 }
 
@@ -49,6 +50,13 @@ impl CpuBackend {
                 expected: "at least 1".to_owned(),
             });
         }
+        if options.kv == KvType::F32 {
+            return Err(BackendError::Unsupported {
+                what: "elements of the KV cache",
+                found: "32-bit floats".to_owned(),
+                expected: "bfloat16 or 8 bits".to_owned(),
+            });
+        }
         let threads = options.threads.unwrap_or_else(|| host::available_threads().count);
         let kernels = Kernels {
             matmul: Matmul::new(isa),
@@ -56,7 +64,7 @@ impl CpuBackend {
             silu: GateKernel::new(isa, Activation::Silu),
             sampler: Sampler::new(isa),
         };
-        Ok(CpuBackend { pool: Pool::new(threads)?, isa, kernels })
+        Ok(CpuBackend { pool: Pool::new(threads)?, isa, kv: options.kv, kernels })
     }
 
     /// Workers, the calling thread included.
@@ -70,7 +78,7 @@ impl CpuBackend {
     }
 
     fn machine(&self) -> Machine {
-        Machine { isa: self.isa, workers: self.pool.count(), tile: self.kernels.attention.tile() }
+        Machine { isa: self.isa, workers: self.pool.count(), tile: self.kernels.attention.tile(), kv: self.kv }
     }
 }
 
@@ -92,7 +100,7 @@ impl Backend for CpuBackend {
     }
 
     fn numerics(&self) -> Numerics {
-        Numerics { quantized_input: InputRounding::Int8Group32, bf16_input: InputRounding::Bf16, kv: KvType::Bf16 }
+        Numerics { quantized_input: InputRounding::Int8Group32, bf16_input: InputRounding::Bf16, kv: self.kv }
     }
 
     /// The KV cache is exact; work memory is an upper bound, since only the checkpoint's formats decide which roundings

@@ -83,7 +83,7 @@ mod tests {
             vocab_size: 10,
             geometry: KvGeometry {
                 block_size: 16,
-                groups: vec![KvGroup { layers: vec![0], window: Some(20), elements_per_token: 32 }],
+                groups: vec![KvGroup { layers: vec![0], window: Some(20), elements_per_token: 32, heads_per_token: 2 }],
             },
             limits: StepLimits { max_rows: 8, max_spans: 2, max_positions: 64, block_size: 16, num_blocks: vec![4] },
             written: vec![vec![0; 4]],

@@ -1,4 +1,4 @@
-//! The paged KV cache: bfloat16 keys and values, laid out so that attention loads them without a shuffle.
+//! The paged KV cache: keys and values in bfloat16 or in 8 bits, laid out so that attention loads them without a shuffle.
 //!
 //! A layer is an array of blocks; a block holds, for each KV head, sub-blocks of 16 tokens, a sub-block its keys and
 //! then its values:
@@ -6,10 +6,15 @@
 //! - keys `[head_size / 2][16 tokens][2]`: one 64-byte load has the same two dimensions of 16 tokens;
 //! - values `[8 pairs of tokens][head_size][2]`: one 64-byte load has 16 dimensions of two neighbouring tokens.
 //!
-//! Both feed a pairwise dot product whose other operand is one broadcast pair.
+//! Both feed a pairwise dot product whose other operand is one broadcast pair. In 8 bits an element is a signed code, and
+//! the scales of the 16 keys, then those of the 16 values follow as bfloat16; codes become bfloat16, which holds them
+//! exactly, before they are used.
 
 use half::bf16;
-use octavo_backend::{BackendError, BlockCopy, DecoderSpec, StepLimits};
+use octavo_backend::{
+    BackendError, BlockCopy, DecoderSpec, KvType, StepLimits,
+    numerics::{int8_code, kv_scale},
+};
 
 use crate::arena::AlignedBytes;
 
@@ -27,22 +32,28 @@ pub struct KvCache {
 /// Where a layer's blocks are and how they are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KvShape {
-    /// Elements before the layer's first block.
+    /// Bytes before the layer's first block.
     offset: usize,
     num_blocks: usize,
     num_kv_heads: usize,
     head_size: usize,
     /// Sub-blocks in a block.
     sub_blocks: usize,
+    kind: KvType,
 }
 
 impl KvShape {
-    fn sub_block_elements(&self) -> usize {
-        2 * SUB_BLOCK * self.head_size
+    /// Elements of the keys or of the values of a sub-block.
+    fn elements(&self) -> usize {
+        SUB_BLOCK * self.head_size
     }
 
-    fn block_elements(&self) -> usize {
-        self.num_kv_heads * self.sub_blocks * self.sub_block_elements()
+    fn sub_block_bytes(&self) -> usize {
+        self.kind.bytes(2 * self.elements(), 2 * SUB_BLOCK)
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.num_kv_heads * self.sub_blocks * self.sub_block_bytes()
     }
 }
 
@@ -51,16 +62,16 @@ impl KvCache {
     ///
     /// # Errors
     /// A head size or block size that is no multiple of 16, or memory that cannot be had.
-    pub fn new(spec: &DecoderSpec, limits: &StepLimits) -> Result<KvCache, BackendError> {
+    pub fn new(spec: &DecoderSpec, limits: &StepLimits, kind: KvType) -> Result<KvCache, BackendError> {
         check(spec, limits)?;
-        let (layers, elements) = shapes(spec, limits);
+        let (layers, bytes) = shapes(spec, limits, kind);
         let groups = spec.kv_geometry(limits.block_size).groups.into_iter().map(|group| group.layers).collect();
-        Ok(KvCache { memory: AlignedBytes::zeroed_elements::<u16>("the KV cache", elements)?, layers, groups })
+        Ok(KvCache { memory: AlignedBytes::zeroed("the KV cache", bytes)?, layers, groups })
     }
 
     /// Bytes that [`KvCache::new`] takes.
-    pub fn bytes(spec: &DecoderSpec, limits: &StepLimits) -> usize {
-        shapes(spec, limits).1 * size_of::<u16>()
+    pub fn bytes(spec: &DecoderSpec, limits: &StepLimits, kind: KvType) -> usize {
+        shapes(spec, limits, kind).1
     }
 
     /// The blocks of one layer.
@@ -73,8 +84,8 @@ impl KvCache {
         &self.groups[group]
     }
 
-    fn base(&self) -> *mut u16 {
-        self.memory.shared_ptr().cast()
+    fn base(&self) -> *mut u8 {
+        self.memory.shared_ptr()
     }
 }
 
@@ -96,22 +107,28 @@ impl KvLayer<'_> {
         self.shape.sub_blocks * SUB_BLOCK
     }
 
-    /// The keys of 16 tokens, `[head_size / 2][16][2]`, followed by their values, `[8][head_size][2]`.
+    /// What an element is.
+    pub fn kind(&self) -> KvType {
+        self.shape.kind
+    }
+
+    /// The keys of 16 tokens, `[head_size / 2][16][2]`, followed by their values, `[8][head_size][2]`, and with 8-bit
+    /// elements by the scales of keys and values, `[2][16]`.
     ///
     /// `slot` is the first token's place in the block, a multiple of 16.
     ///
     /// # Panics
     /// If block, head or slot is out of range.
-    pub fn sub_block(&self, block: usize, head: usize, slot: usize) -> *mut u16 {
+    pub fn sub_block(&self, block: usize, head: usize, slot: usize) -> *mut u8 {
         let shape = &self.shape;
         let sub_block = slot / SUB_BLOCK;
         assert!(block < shape.num_blocks && head < shape.num_kv_heads && sub_block < shape.sub_blocks);
         let index = (block * shape.num_kv_heads + head) * shape.sub_blocks + sub_block;
         // SAFETY: in range by the assertion and by the sizes in `shapes`.
-        unsafe { self.cache.base().add(shape.offset + index * shape.sub_block_elements()) }
+        unsafe { self.cache.base().add(shape.offset + index * shape.sub_block_bytes()) }
     }
 
-    /// Stores the key and value of one token and head, each `[head_size]`, rounded to bfloat16.
+    /// Stores the key and value of one token and head, each `[head_size]`, rounded as [`KvType::round_head`] says.
     ///
     /// # Safety
     /// No other thread reads this slot or writes it at the same time.
@@ -120,15 +137,48 @@ impl KvLayer<'_> {
         assert!(key.len() == head_size && value.len() == head_size);
         let start = self.sub_block(block, head, slot);
         let token = slot % SUB_BLOCK;
-        for (pair, key) in key.chunks_exact(2).enumerate() {
-            let packed = [bf16::from_f32(key[0]).to_bits(), bf16::from_f32(key[1]).to_bits()];
-            // SAFETY: pair < head_size / 2 and token < 16 stay inside the keys of this sub-block.
-            unsafe { start.add((pair * SUB_BLOCK + token) * 2).cast::<[u16; 2]>().write(packed) };
+        // SAFETY: the caller's; the sub-block is laid out for the kind of its elements.
+        unsafe {
+            if self.shape.kind == KvType::Int8 {
+                let ((key_inverse, key_scale), (value_inverse, value_scale)) = (kv_scale(key), kv_scale(value));
+                let scales: *mut bf16 = start.add(2 * self.shape.elements()).cast();
+                scales.add(token).write(key_scale);
+                scales.add(SUB_BLOCK + token).write(value_scale);
+                self.scatter(
+                    start.cast::<i8>(),
+                    token,
+                    key,
+                    value,
+                    |x| int8_code(x, key_inverse),
+                    |x| int8_code(x, value_inverse),
+                );
+            } else {
+                let round = |x| bf16::from_f32(x).to_bits();
+                self.scatter(start.cast::<u16>(), token, key, value, round, round);
+            }
         }
-        let values = SUB_BLOCK * head_size + (token / 2) * head_size * 2 + token % 2;
+    }
+
+    /// # Safety
+    /// As [`KvLayer::write`]; `start` is a sub-block with elements of type `T`.
+    unsafe fn scatter<T>(
+        &self,
+        start: *mut T,
+        token: usize,
+        key: &[f32],
+        value: &[f32],
+        round_key: impl Fn(f32) -> T,
+        round_value: impl Fn(f32) -> T,
+    ) {
+        for (pair, key) in key.chunks_exact(2).enumerate() {
+            let packed = [round_key(key[0]), round_key(key[1])];
+            // SAFETY: pair < head_size / 2 and token < 16 stay inside the keys of this sub-block.
+            unsafe { start.add((pair * SUB_BLOCK + token) * 2).cast::<[T; 2]>().write(packed) };
+        }
+        let values = self.shape.elements() + (token / 2) * self.shape.head_size * 2 + token % 2;
         for (dimension, &value) in value.iter().enumerate() {
             // SAFETY: inside the values of this sub-block.
-            unsafe { start.add(values + dimension * 2).write(bf16::from_f32(value).to_bits()) };
+            unsafe { start.add(values + dimension * 2).write(round_value(value)) };
         }
     }
 
@@ -140,7 +190,7 @@ impl KvLayer<'_> {
     /// # Panics
     /// If a block is out of range.
     pub unsafe fn copy(&self, copies: &[BlockCopy]) {
-        let len = self.shape.block_elements();
+        let len = self.shape.block_bytes();
         for copy in copies {
             let from = self.sub_block(copy.from as usize, 0, 0);
             let to = self.sub_block(copy.to as usize, 0, 0);
@@ -177,8 +227,8 @@ fn check(spec: &DecoderSpec, limits: &StepLimits) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// The layers' places, one after another, and the number of elements in all.
-fn shapes(spec: &DecoderSpec, limits: &StepLimits) -> (Vec<KvShape>, usize) {
+/// The layers' places, one after another, and the number of bytes in all.
+fn shapes(spec: &DecoderSpec, limits: &StepLimits, kind: KvType) -> (Vec<KvShape>, usize) {
     let geometry = spec.kv_geometry(limits.block_size);
     let mut offset = 0;
     let shapes = spec.layers.iter().enumerate().map(|(index, layer)| {
@@ -189,8 +239,9 @@ fn shapes(spec: &DecoderSpec, limits: &StepLimits) -> (Vec<KvShape>, usize) {
             num_kv_heads: layer.attention.num_kv_heads,
             head_size: layer.attention.head_size,
             sub_blocks: limits.block_size / SUB_BLOCK,
+            kind,
         };
-        offset += shape.num_blocks * shape.block_elements();
+        offset += shape.num_blocks * shape.block_bytes();
         shape
     });
     (shapes.collect(), offset)

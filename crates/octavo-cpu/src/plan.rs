@@ -1,7 +1,7 @@
 //! A loaded model: packed weights, the KV cache, and work memory for the largest step.
 
 use octavo_backend::{
-    BackendError, DecoderSpec, Footprint, InputRounding, MlpSpec, StepInputs, StepLimits, WeightSource,
+    BackendError, DecoderSpec, Footprint, InputRounding, KvType, MlpSpec, StepInputs, StepLimits, WeightSource,
 };
 
 use crate::{
@@ -132,11 +132,12 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(spec: &DecoderSpec, limits: &StepLimits, workers: usize) -> Sizes {
+    fn new(spec: &DecoderSpec, limits: &StepLimits, machine: Machine) -> Sizes {
+        let workers = machine.workers;
         let geometry = spec.kv_geometry(limits.block_size);
         let mut shapes: Vec<AttentionShape> = Vec::new();
         let mut shape_of_layer = Vec::with_capacity(spec.layers.len());
-        let mut sizes = AttentionSizes::default();
+        let mut sizes = AttentionSizes { int8: machine.kv == KvType::Int8, ..AttentionSizes::default() };
         let mut widest = 0;
         for (index, layer) in spec.layers.iter().enumerate() {
             let shape = AttentionShape::of(&layer.attention, geometry.group_of(index));
@@ -186,9 +187,9 @@ impl CpuPlan {
         machine: Machine,
     ) -> Result<CpuPlan, BackendError> {
         check_spec(spec)?;
-        let sizes = Sizes::new(spec, limits, machine.workers);
+        let sizes = Sizes::new(spec, limits, machine);
         // The cache first: it is the largest single piece, and its limits are checked there.
-        let cache = KvCache::new(spec, limits)?;
+        let cache = KvCache::new(spec, limits, machine.kv)?;
         let weights = Weights::load(spec, source)?;
         let memory = WorkMemory::new(&sizes.layout)?;
         let mut inputs = InputsPlan::default();
@@ -223,12 +224,12 @@ impl CpuPlan {
     }
 
     pub(crate) fn footprint(spec: &DecoderSpec, limits: &StepLimits, machine: Machine) -> Footprint {
-        let sizes = Sizes::new(spec, limits, machine.workers);
+        let sizes = Sizes::new(spec, limits, machine);
         let schedules: usize =
             sizes.shapes.iter().map(|shape| AttentionSchedule::bytes(shape, machine.tile, limits)).sum();
         let rows = limits.max_rows * size_of::<RowPlace>();
         Footprint {
-            kv_bytes: KvCache::bytes(spec, limits),
+            kv_bytes: KvCache::bytes(spec, limits, machine.kv),
             arena_bytes: sizes.layout.bytes()
                 + inputs_bytes(spec, input_rows(limits))
                 + schedules
@@ -258,6 +259,8 @@ pub(crate) struct Machine {
     pub workers: usize,
     /// Rows of a full attention tile.
     pub tile: usize,
+    /// What the cache keeps.
+    pub kv: KvType,
 }
 
 /// Which activations there must be.

@@ -39,7 +39,8 @@ struct Machine {
 
 impl Machine {
     fn new(model: &TinyModel, isa: Isa, threads: usize) -> Machine {
-        let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).expect("a backend");
+        let backend = CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() })
+            .expect("a backend");
         let limits = limits(model);
         let plan = backend.load(&model.spec, &mut model.clone(), &limits).expect("a plan");
         Machine { backend, plan, groups: limits.num_blocks.len(), vocab_size: model.spec.vocab_size as u32 }
@@ -147,12 +148,14 @@ fn a_step_without_rows_is_nothing() {
 #[test]
 fn what_the_machine_cannot_do_is_refused_by_name() {
     let refused = |options| CpuBackend::new(options).err().map(|error| error.to_string());
-    let threads = refused(CpuOptions { threads: Some(0), isa: None });
+    let threads = refused(CpuOptions { threads: Some(0), ..CpuOptions::default() });
     assert_eq!(threads.as_deref(), Some("threads: found 0, expected at least 1"));
     if let Some(missing) = Isa::ALL.into_iter().find(|isa| !isa.is_supported()) {
-        assert!(refused(CpuOptions { threads: None, isa: Some(missing) }).unwrap().contains("instruction set"));
+        assert!(
+            refused(CpuOptions { isa: Some(missing), ..CpuOptions::default() }).unwrap().contains("instruction set")
+        );
     }
-    let backend = CpuBackend::new(CpuOptions { threads: Some(1), isa: None }).unwrap();
+    let backend = CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
     let load = |model: &TinyModel, limits: &StepLimits| {
         backend.load(&model.spec, &mut model.clone(), limits).err().map(|error| error.to_string()).unwrap()
     };
@@ -170,7 +173,7 @@ fn what_the_machine_cannot_do_is_refused_by_name() {
 #[test]
 fn the_footprint_is_known_before_loading() {
     let model = model(WeightFormat::Q4_1);
-    let backend = CpuBackend::new(CpuOptions { threads: Some(2), isa: None }).unwrap();
+    let backend = CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let footprint = backend.footprint(&model.spec, &limits(&model));
     let elements: usize = model.spec.kv_geometry(16).groups.iter().map(|group| group.elements_per_token).sum();
     assert_eq!(footprint.kv_bytes, elements * 40 * 16 * 2);

@@ -1,6 +1,6 @@
 //! How much memory serving a model takes, known before any of it is taken.
 
-use octavo_backend::{Backend, Footprint, KvGeometry, StepLimits};
+use octavo_backend::{Backend, Footprint, KvGeometry, KvType, StepLimits};
 
 use crate::{ModelConfig, ModelError};
 
@@ -66,8 +66,7 @@ pub fn memory_plan<B: Backend>(
 ) -> Result<MemoryPlan, ModelError> {
     let max_model_len = check(config, request)?;
     let geometry = config.spec.kv_geometry(request.block_size);
-    let element_bytes = backend.numerics().kv.size();
-    let kv_bytes_per_token = bytes_per_token(&geometry, element_bytes);
+    let kv_bytes_per_token = bytes_per_token(&geometry, backend.numerics().kv);
     let block_bytes = kv_bytes_per_token.saturating_mul(request.block_size);
     let num_blocks = num_blocks(request, block_bytes, max_model_len)?;
     let kv_floor = block_bytes.saturating_mul(num_blocks);
@@ -118,8 +117,8 @@ fn check(config: &ModelConfig, request: &MemoryRequest) -> Result<usize, ModelEr
     Ok(max_model_len)
 }
 
-fn bytes_per_token(geometry: &KvGeometry, element_bytes: usize) -> usize {
-    geometry.groups.iter().map(|group| group.elements_per_token).sum::<usize>() * element_bytes
+fn bytes_per_token(geometry: &KvGeometry, kv: KvType) -> usize {
+    geometry.groups.iter().map(|group| kv.bytes(group.elements_per_token, group.heads_per_token)).sum()
 }
 
 fn num_blocks(request: &MemoryRequest, block_bytes: usize, max_model_len: usize) -> Result<usize, ModelError> {

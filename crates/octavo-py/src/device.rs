@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use octavo_backend::{Backend, BackendError, DecoderSpec, Reference, WeightGroup, WeightId, WeightShape, WeightSource};
+use octavo_backend::{
+    Backend, BackendError, DecoderSpec, KvType, Reference, WeightGroup, WeightId, WeightShape, WeightSource,
+};
 use octavo_cpu::{CpuBackend, CpuOptions, host};
 use octavo_engine::{Engine, EngineConfig, EngineHandle, PrefixCaching};
 use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_plan};
@@ -17,7 +19,7 @@ pub enum Device {
 }
 
 /// Sizes and limits, as the caller gave them.
-#[derive(Debug, Clone, Copy, pyo3::FromPyObject)]
+#[derive(Debug, Clone, pyo3::FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Options {
     pub threads: Option<usize>,
@@ -28,6 +30,8 @@ pub struct Options {
     pub max_num_batched_tokens: usize,
     pub kv_cache_memory_bytes: Option<usize>,
     pub num_kv_blocks: Option<usize>,
+    /// `auto`, `bfloat16` or `int8`.
+    pub kv_cache_dtype: String,
     pub enable_prefix_caching: bool,
 }
 
@@ -144,7 +148,9 @@ impl Device {
 }
 
 fn cpu(path: &Path, options: &Options) -> Result<CpuBackend, StartError> {
-    CpuBackend::new(CpuOptions { threads: options.threads, isa: None }).map_err(|reason| refused(path, reason))
+    let kv = if options.kv_cache_dtype == "int8" { KvType::Int8 } else { KvType::Bf16 };
+    CpuBackend::new(CpuOptions { threads: options.threads, kv, ..CpuOptions::default() })
+        .map_err(|reason| refused(path, reason))
 }
 
 fn refused(path: &Path, reason: BackendError) -> StartError {

@@ -119,6 +119,11 @@ ENGINE_OPTIONS = (
     ),
     Option(name="num_kv_blocks", kind=WHOLE, metavar="N", help="size of the KV pool in blocks, instead of in bytes"),
     Option(
+        name="kv_cache_dtype",
+        choices=("auto", "bfloat16", "int8"),
+        help="elements of the KV pool: bfloat16, or int8 in half the memory (default: auto)",
+    ),
+    Option(
         name="enable_prefix_caching",
         kind=SWITCH,
         help="share KV blocks between requests that begin alike (default: on)",

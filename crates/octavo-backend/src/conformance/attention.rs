@@ -32,6 +32,8 @@ fn compare<B: Backend>(what: &str, make: &impl Fn() -> B, shape: TinyShape, bloc
     let tolerance = match numerics.kv {
         KvType::F32 => Tolerance { most: 1e-4, mean: 1e-5 },
         KvType::Bf16 => Tolerance { most: 5e-3, mean: 4e-4 },
+        // A backend may round the product of probability and scale, where the mirror rounds the probability alone.
+        KvType::Int8 => Tolerance { most: 1e-2, mean: 8e-4 },
     };
     let mut reference = Driver::new(Reference::mirror(numerics), &model, block_size, 40);
     let mut subject = Driver::new(make(), &model, block_size, 40);

@@ -174,15 +174,14 @@ impl ReferencePlan {
             rotate(attention, position, row);
             let (queries, keys_values) = row.split_at_mut(attention.num_heads * attention.head_size);
             for query in queries {
-                *query = numerics.kv.round(*query * attention.scale);
+                *query = numerics.kv.round_operand(*query * attention.scale);
             }
+            keys_values.chunks_exact_mut(attention.head_size).for_each(|head| numerics.kv.round_head(head));
             let (keys, values) = keys_values.split_at(attention.kv_rows());
             let at = slots.of(span, position) * attention.kv_rows();
             let cache = &mut self.caches[index];
-            for (i, (key, value)) in keys.iter().zip(values).enumerate() {
-                cache.keys[at + i] = numerics.kv.round(*key);
-                cache.values[at + i] = numerics.kv.round(*value);
-            }
+            cache.keys[at..at + keys.len()].copy_from_slice(keys);
+            cache.values[at..at + values.len()].copy_from_slice(values);
         });
         let width = attention.num_heads * attention.head_size;
         let mut attended = vec![0.0; inputs.tokens.len() * width];

@@ -140,7 +140,7 @@ pub(super) fn attend(
             .map(|slot| query.iter().zip(&keys[at(slot)..][..size]).map(|(query, key)| query * key).sum())
             .collect();
         let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weights: Vec<f32> = scores.iter().map(|score| kv.round((score - largest).exp())).collect();
+        let weights: Vec<f32> = scores.iter().map(|score| kv.round_operand((score - largest).exp())).collect();
         let total: f32 = weights.iter().sum();
         output.fill(0.0);
         for (slot, weight) in slots.iter().zip(&weights) {

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use octavo_backend::KvType;
+
 use super::merge::{STATE_HEADER, state_len};
 use crate::{
     kv::{KvLayer, SUB_BLOCK},
@@ -15,7 +17,7 @@ use crate::{
 pub const CHUNK: usize = 256;
 
 /// Positions of one softmax group: scored, then rescaled once.
-const GROUP: usize = 64;
+pub(super) const GROUP: usize = 64;
 
 /// Sub-blocks of a group.
 const SUB_BLOCKS: usize = GROUP / SUB_BLOCK;
@@ -39,6 +41,8 @@ pub struct ChunkTask<'a> {
     pub states: *mut f32,
     /// Space for one pair of values, `[head_size]`.
     pub half_pair: *mut u32,
+    /// Space for one group of an 8-bit cache in bfloat16, `[4][2 * 16 * head_size]`.
+    pub widened: *mut u16,
 }
 
 simd_shells! {
@@ -62,6 +66,14 @@ struct Group<'a, const R: usize> {
     visible: [Range<usize>; R],
     head_size: usize,
     task: &'a ChunkTask<'a>,
+    /// Of the keys and of the values, when they are 8-bit codes.
+    scales: Option<&'a Scales>,
+}
+
+/// The scales of a group's keys and of its values.
+struct Scales {
+    keys: [f32; GROUP],
+    values: [f32; GROUP],
 }
 
 /// What one group's rows look like between scores and values.
@@ -81,6 +93,8 @@ unsafe fn attend_chunk<S: Simd, const R: usize>(simd: S, task: &ChunkTask<'_>) {
     let mut largest = [f32::NEG_INFINITY; R];
     let mut sums = [simd.splat(0.0); R];
     let mut rows = Rows { scores: [[0.0; GROUP]; R], probabilities: [[0; GROUP]; R] };
+    let mut scales = Scales { keys: [0.0; GROUP], values: [0.0; GROUP] };
+    let is_int8 = task.layer.kind() == KvType::Int8;
     let seen = seen_by_any(&task.visible[..R]);
     // SAFETY: by the contract.
     unsafe {
@@ -88,9 +102,13 @@ unsafe fn attend_chunk<S: Simd, const R: usize>(simd: S, task: &ChunkTask<'_>) {
         let mut start = seen.start / GROUP * GROUP;
         let mut next = sub_blocks_at(task, start, &seen);
         while start < seen.end {
-            let sub_blocks = std::mem::replace(&mut next, sub_blocks_at(task, start + GROUP, &seen));
+            let mut sub_blocks = std::mem::replace(&mut next, sub_blocks_at(task, start + GROUP, &seen));
+            if is_int8 {
+                widen(simd, task, &mut sub_blocks, &next, &mut scales);
+            }
             let visible = visible_in_group(&task.visible, start);
-            let group = Group { sub_blocks, next, visible, head_size, task };
+            let scales = is_int8.then_some(&scales);
+            let group = Group { sub_blocks, next, visible, head_size, task, scales };
             scores::<S, R>(simd, &group, &mut rows);
             let scales = softmax::<S, R>(simd, &group, &mut rows, &mut largest, &mut sums);
             for (row, scale) in scales[..R].iter().enumerate() {
@@ -127,10 +145,43 @@ fn sub_blocks_at(task: &ChunkTask<'_>, start: usize, seen: &Range<usize>) -> [*c
         let position = start + index * SUB_BLOCK;
         if position < seen.end && position + SUB_BLOCK > seen.start {
             let block = task.table[position / block_size] as usize;
-            *pointer = task.layer.sub_block(block, task.head, position % block_size).cast_const();
+            *pointer = task.layer.sub_block(block, task.head, position % block_size).cast_const().cast();
         }
     }
     sub_blocks
+}
+
+/// Turns the codes of a group into bfloat16, which holds them exactly, and collects their scales; the pointers then lead
+/// to the copies. What comes next is fetched ahead.
+///
+/// # Safety
+/// That of [`attend_chunk`]; the elements are 8-bit codes.
+#[inline(always)]
+unsafe fn widen<S: Simd>(
+    simd: S,
+    task: &ChunkTask<'_>,
+    sub_blocks: &mut [*const u16; SUB_BLOCKS],
+    next: &[*const u16; SUB_BLOCKS],
+    scales: &mut Scales,
+) {
+    let elements = 2 * SUB_BLOCK * task.layer.head_size();
+    for (index, (pointer, next)) in sub_blocks.iter_mut().zip(next).enumerate() {
+        if pointer.is_null() {
+            continue;
+        }
+        // SAFETY: a sub-block has as many codes and then the scales of 16 keys and of 16 values.
+        unsafe {
+            let (from, to) = (pointer.cast::<i8>(), task.widened.add(index * elements));
+            for at in (0..elements).step_by(2 * LANES) {
+                simd.prefetch(next.cast::<u8>().wrapping_add(at));
+                simd.widen_codes(from.add(at), to.add(at));
+            }
+            let found: *const u16 = from.add(elements).cast();
+            simd.store(scales.keys.as_mut_ptr().add(index * SUB_BLOCK), simd.load_bf16(found));
+            simd.store(scales.values.as_mut_ptr().add(index * SUB_BLOCK), simd.load_bf16(found.add(SUB_BLOCK)));
+            *pointer = to;
+        }
+    }
 }
 
 #[inline(always)]
@@ -227,7 +278,15 @@ unsafe fn softmax<S: Simd, const R: usize>(
         let mut most = simd.splat(largest[row]);
         for index in 0..SUB_BLOCKS {
             // SAFETY: in bounds; what was not scored is masked.
-            let scores = unsafe { simd.load(rows.scores[row].as_ptr().add(index * LANES)) };
+            let scores = unsafe {
+                let place = rows.scores[row].as_mut_ptr().add(index * LANES);
+                let mut scores = simd.load(place);
+                if let Some(scales) = group.scales {
+                    scores = simd.mul(scores, simd.load(scales.keys.as_ptr().add(index * LANES)));
+                    simd.store(place, scores);
+                }
+                scores
+            };
             most = simd.max(simd.select(mask(&group.visible[row], index), scores, nothing), most);
         }
         let most = simd.fold_max(most);
@@ -250,9 +309,17 @@ unsafe fn softmax<S: Simd, const R: usize>(
             unsafe {
                 let scores = simd.load(rows.scores[row].as_ptr().add(index * LANES));
                 let probabilities = exp(simd, simd.sub(scores, most));
-                let probabilities =
-                    simd.round_bf16(simd.select(mask(&group.visible[row], index), probabilities, simd.splat(0.0)));
-                sum = simd.add(sum, probabilities);
+                let (seen, zero) = (mask(&group.visible[row], index), simd.splat(0.0));
+                let mut probabilities = simd.select(seen, probabilities, zero);
+                if let Some(scales) = group.scales {
+                    sum = simd.add(sum, probabilities);
+                    let values = simd.load(scales.values.as_ptr().add(index * LANES));
+                    // What is not seen may have any scale.
+                    probabilities = simd.select(seen, simd.mul(probabilities, values), zero);
+                } else {
+                    probabilities = simd.round_bf16(probabilities);
+                    sum = simd.add(sum, probabilities);
+                }
                 simd.store_bf16(rows.probabilities[row].as_mut_ptr().add(index * LANES), probabilities);
             }
         }

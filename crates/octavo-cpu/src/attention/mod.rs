@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use octavo_backend::{AttentionSpec, GroupInputs, StepInputs};
 
+use kernel::GROUP as WIDENED_TOKENS;
 pub use kernel::{CHUNK, MAX_TILE};
 pub use schedule::{AttentionSchedule, Unit};
 
@@ -122,6 +123,7 @@ struct WorkerBuffers {
     /// Of the chunks so far, then of the current one: `[2][MAX_TILE][state_len]`.
     states: Place<f32>,
     half_pair: Place<u32>,
+    widened: Place<u16>,
 }
 
 impl AttentionBuffers {
@@ -137,6 +139,7 @@ impl AttentionBuffers {
                     queries: layout.place(MAX_TILE * head_size),
                     states: layout.place(2 * MAX_TILE * state_len(head_size)),
                     half_pair: layout.place(head_size),
+                    widened: layout.place(if sizes.int8 { WIDENED_TOKENS * 2 * head_size } else { 0 }),
                 })
                 .collect(),
         }
@@ -152,6 +155,8 @@ pub struct AttentionSizes {
     pub width: usize,
     /// Partial states, one for each row, query head and chunk that is spread.
     pub partials: usize,
+    /// The cache has 8-bit elements.
+    pub int8: bool,
 }
 
 /// One layer's attention in one step, as every worker sees it.
@@ -196,6 +201,7 @@ impl Attention<'_> {
             visible: [const { 0..0 }; MAX_TILE],
             states: current.as_mut_ptr(),
             half_pair: self.memory.pointer(own.half_pair),
+            widened: self.memory.pointer(own.widened),
         };
         // SAFETY: the worker's own places, sized for the largest head and tile; the caller vouches for the cache.
         unsafe {

@@ -2,8 +2,8 @@
 
 use half::bf16;
 use octavo_backend::{
-    Activation, AttentionSpec, DecoderSpec, GroupInputs, HeadSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec, SpanInput,
-    StepInputs, StepLimits,
+    Activation, AttentionSpec, DecoderSpec, GroupInputs, HeadSpec, KvType, LayerSpec, MlpSpec, NormSpec, RopeSpec,
+    SpanInput, StepInputs, StepLimits,
 };
 
 use super::*;
@@ -18,9 +18,11 @@ struct Case {
     head_size: usize,
     block_size: usize,
     window: Option<usize>,
+    kv: KvType,
 }
 
-const CASE: Case = Case { num_kv_heads: 2, group_size: 3, head_size: 64, block_size: 16, window: None };
+const CASE: Case =
+    Case { num_kv_heads: 2, group_size: 3, head_size: 64, block_size: 16, window: None, kv: KvType::Bf16 };
 
 /// Uniform in -1..1.
 fn random(seed: u64) -> impl FnMut() -> f32 {
@@ -65,7 +67,7 @@ struct Sequence {
 impl Sequence {
     fn new(case: Case, len: usize) -> Sequence {
         let limits = limits(&case);
-        let cache = KvCache::new(&spec(&case), &limits).unwrap();
+        let cache = KvCache::new(&spec(&case), &limits, case.kv).unwrap();
         let layer = cache.layer(0);
         let blocks = limits.num_blocks[0];
         // Its blocks lie backwards, with those of others in between.
@@ -81,7 +83,7 @@ impl Sequence {
         let mut rounded =
             |n: usize, size: f32| -> Vec<f32> { (0..n).map(|_| bf16::from_f32(size * random()).to_f32()).collect() };
         let row = case.num_kv_heads * case.head_size;
-        let (keys, values) = (rounded(len * row, 1.5), rounded(len * row, 1.0));
+        let (mut keys, mut values) = (rounded(len * row, 1.5), rounded(len * row, 1.0));
         let queries = rounded(len * row * case.group_size, 0.3).into_iter().map(|v| bf16::from_f32(v).to_bits());
         for (index, (key, value)) in
             keys.chunks_exact(case.head_size).zip(values.chunks_exact(case.head_size)).enumerate()
@@ -90,6 +92,9 @@ impl Sequence {
             let block = table[position / case.block_size] as usize;
             // SAFETY: one thread.
             unsafe { layer.write(block, position % case.block_size, head, key, value) };
+        }
+        for stored in [&mut keys, &mut values] {
+            stored.chunks_exact_mut(case.head_size).for_each(|head| case.kv.round_head(head));
         }
         Sequence { case, queries: queries.collect(), table, keys, values, cache }
     }
@@ -103,7 +108,7 @@ impl Sequence {
         let width = shape.num_heads * shape.head_size;
         let partials = AttentionSchedule::partials(&shape, &limits);
         let mut layout = WorkLayout::default();
-        let sizes = AttentionSizes { head_size: shape.head_size, width, partials };
+        let sizes = AttentionSizes { head_size: shape.head_size, width, partials, int8: self.case.kv == KvType::Int8 };
         let buffers = AttentionBuffers::new(&mut layout, limits.max_rows, sizes, workers);
         let memory = WorkMemory::new(&layout).unwrap();
         let inputs = StepInputs {
@@ -193,6 +198,14 @@ fn cases() -> Vec<Case> {
     for window in [1, 2, 15, 64, 65, 100, 300] {
         cases.push(Case { window: Some(window), ..CASE });
     }
+    let int8 = Case { kv: KvType::Int8, ..CASE };
+    cases.extend([
+        int8,
+        Case { group_size: 8, ..int8 },
+        Case { head_size: 16, ..int8 },
+        Case { head_size: 128, block_size: 48, ..int8 },
+        Case { window: Some(65), ..int8 },
+    ]);
     cases
 }
 
@@ -206,9 +219,14 @@ fn outputs_are_as_close_to_the_exact_ones_as_rounded_probabilities_allow() {
             let heads = case.num_kv_heads * case.group_size;
             for position in (0..300).step_by(23).chain([15, 16, 63, 64, 255, 256, 299]) {
                 // A probability is off by at most 2^-9 of itself, so the output by at most 2^-9 of the mean distance of
-                // the values from it. Among many values these errors mostly cancel.
+                // the values from it. Among many values these errors mostly cancel. In 8 bits what is rounded is the
+                // probability times the value's scale, so that nothing cancels what rounds off the scale.
                 let seen = case.window.unwrap_or(usize::MAX).min(position + 1);
-                let tolerance = if seen < 64 { 2f64.powi(-9) } else { 1e-3 } * largest;
+                let tolerance = match case.kv {
+                    KvType::Int8 => 2f64.powi(-8),
+                    _ if seen < 64 => 2f64.powi(-9),
+                    _ => 1e-3,
+                } * largest;
                 for head in 0..heads {
                     let found = &outputs[(position * heads + head) * case.head_size..];
                     for (found, exact) in found.iter().zip(sequence.twin(position, head)) {
@@ -246,19 +264,20 @@ fn bits_do_not_depend_on_the_other_rows_the_tile_or_the_workers() {
 
 #[test]
 fn a_token_that_is_not_finite_harms_only_the_rows_that_see_it() {
-    let sequence = Sequence::new(CASE, 100);
     let nan = vec![f32::NAN; CASE.head_size];
     let width = CASE.num_kv_heads * CASE.group_size * CASE.head_size;
-    for isa in Isa::supported() {
-        let before = sequence.attend(isa, None, 0, 100, 1);
-        let poisoned = Sequence::new(CASE, 100);
+    let kinds = [KvType::Bf16, KvType::Int8];
+    for (isa, kv) in Isa::supported().into_iter().flat_map(|isa| kinds.map(|kv| (isa, kv))) {
+        let case = Case { kv, ..CASE };
+        let before = Sequence::new(case, 100).attend(isa, None, 0, 100, 1);
+        let poisoned = Sequence::new(case, 100);
         for head in 0..CASE.num_kv_heads {
             // SAFETY: one thread.
             unsafe { poisoned.cache.layer(0).write(poisoned.table[4] as usize, 13, head, &nan, &nan) };
         }
         let after = poisoned.attend(isa, None, 0, 100, 1);
-        assert_eq!(bits(&before[..77 * width]), bits(&after[..77 * width]), "{isa}");
-        assert!(after[77 * width..].iter().all(|value| value.is_nan()), "{isa}: the fault must stay visible");
+        assert_eq!(bits(&before[..77 * width]), bits(&after[..77 * width]), "{isa} {kv:?}");
+        assert!(after[77 * width..].iter().all(|value| value.is_nan()), "{isa} {kv:?}: the fault must stay visible");
     }
 }
 

@@ -34,7 +34,8 @@ fn logits_have_the_bits_of_the_mirrored_reference_and_logprobs_follow_from_them(
         let model = TinyModel::new(shape, 61);
         let inputs = inputs(&model);
         for isa in Isa::supported() {
-            let mut backend = CpuBackend::new(CpuOptions { threads: Some(2), isa: Some(isa) }).unwrap();
+            let mut backend =
+                CpuBackend::new(CpuOptions { threads: Some(2), isa: Some(isa), ..CpuOptions::default() }).unwrap();
             let mut plan = backend.load(&model.spec, &mut model.clone(), &limits).unwrap();
             let result = backend.run(&mut plan, &inputs).unwrap();
             // SAFETY: the step is over.

@@ -260,6 +260,21 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn widen_codes(self, from: *const i8, to: *mut u16) {
+        for at in (0..32).step_by(16) {
+            // SAFETY: as in `load`.
+            unsafe {
+                let low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(at).cast())));
+                let high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(at + 8).cast())));
+                let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(low));
+                let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(high));
+                // Packing works within 128-bit parts; the permutation puts them in order again.
+                let words = _mm256_packus_epi32(low, high);
+                _mm256_storeu_si256(to.add(at).cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Floats {
         // SAFETY: as in `load`.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(from.cast())), _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast()))] }

@@ -34,6 +34,18 @@ macro_rules! tokens {
 }
 tokens!(Avx512, Avx512Bf16);
 
+/// The upper half of each lane of two vectors.
+const ODD_WORDS: __m512i = {
+    let mut words = [0u16; 32];
+    let mut at = 0;
+    while at < 32 {
+        words[at] = 2 * at as u16 + 1;
+        at += 1;
+    }
+    // SAFETY: both are 64 bytes that may hold any bits.
+    unsafe { std::mem::transmute::<[u16; 32], __m512i>(words) }
+};
+
 /// The operations of both tokens; they differ in `dot_bf16`.
 ///
 /// SAFETY of all register operations: a token exists only where the instruction set does. SAFETY of loads and stores:
@@ -69,6 +81,12 @@ macro_rules! operations {
                 fn store_bf16(to: *mut u16, value: __m512) -> () {
                     let bits = _mm512_srli_epi32::<16>(round_bf16(value));
                     _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(bits))
+                }
+                fn widen_codes(from: *const i8, to: *mut u16) -> () {
+                    let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())));
+                    let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.add(16).cast())));
+                    let words = _mm512_permutex2var_epi16(_mm512_castps_si512(low), ODD_WORDS, _mm512_castps_si512(high));
+                    _mm512_storeu_si512(to.cast(), words);
                 }
                 fn broadcast_bytes(from: *const u8) -> __m512i {
                     _mm512_set1_epi32(from.cast::<i32>().read_unaligned())

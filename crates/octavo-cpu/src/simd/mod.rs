@@ -94,6 +94,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 16 values are writable at `to`.
     unsafe fn store_bf16(self, to: *mut u16, value: Self::F);
+    /// Turns 32 signed bytes into bfloat16, which holds each of them exactly.
+    ///
+    /// # Safety
+    /// 32 bytes are readable at `from`, 32 values writable at `to`.
+    unsafe fn widen_codes(self, from: *const i8, to: *mut u16);
     /// Four bytes (a pair of bfloat16, four codes) in every lane, from memory at any alignment.
     ///
     /// # Safety

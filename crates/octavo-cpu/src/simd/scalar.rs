@@ -124,6 +124,13 @@ impl Simd for Scalar {
         out
     }
     #[inline(always)]
+    unsafe fn widen_codes(self, from: *const i8, to: *mut u16) {
+        for at in 0..2 * LANES {
+            // SAFETY: the caller's: 32 elements at both.
+            unsafe { to.add(at).write_unaligned((f32::from(from.add(at).read()).to_bits() >> 16) as u16) }
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16, value: Floats) {
         for (lane, value) in value.into_iter().enumerate() {
             let bits = (round_bf16(value).to_bits() >> 16) as u16;

@@ -105,6 +105,9 @@ unsafe fn int_operations<S: Simd>(simd: S, operands: &Operands, out: &mut Result
         for (a, b) in [(bytes, low), (bytes, simd.splat_int(i32::MIN)), (low, low), (simd.splat_int(-1), bytes)] {
             out.ints.push(i32::from(simd.mask_bits(simd.less_unsigned(a, b))));
         }
+        let mut words = [0u16; 32];
+        simd.widen_codes(operands.bytes.as_ptr().cast(), words.as_mut_ptr());
+        out.ints.extend(words.map(i32::from));
         let sum: i32 = operands.activations.iter().flatten().map(|&v| i32::from(v)).sum();
         let correction = simd.splat_int(-8 * sum);
         let mut nibbles = simd.start_nibbles(correction);

@@ -2,7 +2,7 @@
 //! bit, ids and log-probabilities, on a tiny model.
 
 use crate::common::{Answer, assert_same, run, run_alone, tiny_config, tiny_engine, tiny_requests};
-use octavo_backend::{Backend, Reference};
+use octavo_backend::{Backend, KvType, Reference};
 use octavo_cpu::{CpuBackend, CpuOptions};
 
 fn holds<B: Backend>(make: impl Fn() -> B) -> Vec<Answer> {
@@ -25,7 +25,21 @@ fn the_law_holds_on_reference() {
 
 #[test]
 fn the_law_holds_on_the_cpu_with_one_and_two_threads() {
-    let cpu = |threads| move || CpuBackend::new(CpuOptions { threads: Some(threads), isa: None }).unwrap();
+    let cpu =
+        |threads| move || CpuBackend::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).unwrap();
+    let one = holds(cpu(1));
+    let two = holds(cpu(2));
+    assert_same("two threads against one", &two, &one);
+}
+
+#[test]
+fn the_law_holds_with_an_8_bit_cache() {
+    let cpu = |threads| {
+        move || {
+            let options = CpuOptions { threads: Some(threads), kv: KvType::Int8, ..CpuOptions::default() };
+            CpuBackend::new(options).unwrap()
+        }
+    };
     let one = holds(cpu(1));
     let two = holds(cpu(2));
     assert_same("two threads against one", &two, &one);

@@ -22,7 +22,7 @@ fn reference(budget: usize) -> Engine<Reference> {
 }
 
 fn cpu() -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads: Some(2), isa: None }).unwrap()
+    CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap()
 }
 
 fn request(id: u64, prompt: Vec<TokenId>, params: SamplingParams) -> Request {

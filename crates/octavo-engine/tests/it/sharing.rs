@@ -41,7 +41,7 @@ fn reference() -> Setting<fn() -> Reference> {
 }
 
 fn cpu() -> Setting<fn() -> CpuBackend> {
-    let backend = || CpuBackend::new(CpuOptions { threads: Some(2), isa: None }).unwrap();
+    let backend = || CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     Setting { backend, block_size: 16 }
 }
 
