@@ -1,4 +1,4 @@
-// GCC before 13.3 declares that `_tile_loadconfig` reads 8 bytes, not the 64 that it does read, and leaves out the
+// GCC 12.2 declares that `_tile_loadconfig` reads 8 bytes, not the 64 that it does read, and leaves out the
 // stores to the others: llama.cpp's AMX kernels then end in a general protection fault. This declares the whole.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 #include <immintrin.h>

@@ -15,7 +15,7 @@ import numpy as np
 from protocol import Timeline, serve
 
 MOST_STREAMS = 32
-"""Requests that run at once; more wait. Without a limit the mixed load is slower."""
+"""Requests that run at once; more wait."""
 BATCH = 2048
 LEAST_SHARED = 64
 """Tokens that must be common to all requests for copying to pay."""
