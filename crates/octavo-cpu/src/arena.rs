@@ -63,15 +63,6 @@ impl AlignedBytes {
         Ok(AlignedBytes::carve(Arc::new(chunk), 0, len))
     }
 
-    /// As [`AlignedBytes::zeroed`] for `len` elements.
-    ///
-    /// # Errors
-    /// [`BackendError::Memory`] when they cannot be had.
-    pub fn zeroed_elements<T: Plain>(what: &'static str, len: usize) -> Result<AlignedBytes, BackendError> {
-        let bytes = len.checked_mul(size_of::<T>()).ok_or(BackendError::Memory { what, bytes: usize::MAX })?;
-        AlignedBytes::zeroed(what, bytes)
-    }
-
     /// The caller hands out each byte of a chunk at most once.
     fn carve(chunk: Arc<Chunk>, offset: usize, len: usize) -> AlignedBytes {
         assert!(offset.is_multiple_of(ALIGNMENT) && offset + len <= chunk.layout.size());
@@ -259,7 +250,6 @@ mod tests {
         let error = AlignedBytes::zeroed("the moon", usize::MAX / 4).unwrap_err().to_string();
         assert!(error.contains("the moon") && error.contains(&(usize::MAX / 4).to_string()), "{error}");
         assert!(AlignedBytes::zeroed("more", usize::MAX).is_err());
-        assert!(AlignedBytes::zeroed_elements::<f32>("more", usize::MAX / 2).is_err());
         assert!(Arena::new().take("more", usize::MAX - 3).is_err());
     }
 
