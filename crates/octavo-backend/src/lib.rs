@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+pub mod block;
 pub mod conformance;
 mod error;
 pub mod numerics;

@@ -16,6 +16,7 @@ use crate::{
     pointwise::GateKernel,
     pool::Pool,
     sampler::Sampler,
+    weights::HEAD_INPUT,
 };
 
 /// Runs decoders on the host's CPUs.
@@ -25,6 +26,7 @@ pub struct CpuBackend {
     pool: Pool,
     isa: Isa,
     kv: KvType,
+    quantized_input: InputRounding,
     kernels: Kernels,
 }
 
@@ -64,7 +66,8 @@ impl CpuBackend {
             silu: GateKernel::new(isa, Activation::Silu),
             sampler: Sampler::new(isa),
         };
-        Ok(CpuBackend { pool: Pool::new(threads)?, isa, kv: options.kv, kernels })
+        let quantized_input = options.activations.rounding();
+        Ok(CpuBackend { pool: Pool::new(threads)?, isa, kv: options.kv, quantized_input, kernels })
     }
 
     /// Workers, the calling thread included.
@@ -78,7 +81,13 @@ impl CpuBackend {
     }
 
     fn machine(&self) -> Machine {
-        Machine { isa: self.isa, workers: self.pool.count(), tile: self.kernels.attention.tile(), kv: self.kv }
+        Machine {
+            isa: self.isa,
+            workers: self.pool.count(),
+            tile: self.kernels.attention.tile(),
+            kv: self.kv,
+            quantized_input: self.quantized_input,
+        }
     }
 }
 
@@ -100,7 +109,12 @@ impl Backend for CpuBackend {
     }
 
     fn numerics(&self) -> Numerics {
-        Numerics { quantized_input: InputRounding::Int8Group32, bf16_input: InputRounding::Bf16, kv: self.kv }
+        Numerics {
+            quantized_input: self.quantized_input,
+            quantized_head_input: HEAD_INPUT,
+            bf16_input: InputRounding::Bf16,
+            kv: self.kv,
+        }
     }
 
     /// The KV cache is exact; work memory is an upper bound, since only the checkpoint's formats decide which roundings

@@ -14,11 +14,13 @@ pub enum Isa {
     Avx512,
     /// [`Isa::Avx512`] with the bfloat16 dot product.
     Avx512Bf16,
+    /// [`Isa::Avx512`] with the matrix unit for 8-bit products.
+    Amx,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// The fastest that this machine has.
     pub fn detect() -> Isa {
@@ -44,6 +46,8 @@ impl Isa {
             Isa::Avx512 => has_avx512(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => has_avx512() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => has_avx512() && crate::amx::is_supported(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -55,6 +59,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512-bf16",
+            Isa::Amx => "amx",
         }
     }
 }
@@ -94,7 +99,7 @@ impl fmt::Display for Isa {
 
 /// A name that is no instruction set of octavo.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("instruction set: found {found:?}, expected one of scalar, avx2, avx512, avx512-bf16")]
+#[error("instruction set: found {found:?}, expected one of scalar, avx2, avx512, avx512-bf16, amx")]
 pub struct UnknownIsa {
     /// The name.
     pub found: String,

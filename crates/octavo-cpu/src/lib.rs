@@ -9,7 +9,7 @@
 //! | `pack`, `activation`, `matmul` | weights in tiles, rounded inputs, and their products |
 //! | `kv`, `attention`, `rope`, `pointwise` | the paged cache and what reads and writes it |
 //! | `sampler` | the draw of a token from a row of logits |
-//! | `simd`, `isa` | sixteen lanes on every instruction set |
+//! | `simd`, `isa`, `amx` | sixteen lanes on every instruction set, and the matrix unit |
 //! | `arena`, `work` | memory, taken and touched at load |
 //! | `peak`, `limits` | what the machine can do at best, measured |
 //!
@@ -18,6 +18,7 @@
 
 pub mod activation;
 mod affinity;
+pub mod amx;
 pub mod arena;
 pub mod attention;
 mod backend;
@@ -41,5 +42,5 @@ mod weights;
 pub mod work;
 
 pub use backend::CpuBackend;
-pub use options::CpuOptions;
+pub use options::{ActivationBits, CpuOptions};
 pub use plan::CpuPlan;

@@ -14,7 +14,7 @@ use crate::{
     pool::Worker,
     rope::RopeAngles,
     sampler::{Scratch, num_maxima},
-    weights::Weights,
+    weights::{HEAD_INPUT, Weights},
     work::{Place, WorkLayout, WorkMemory},
 };
 
@@ -190,7 +190,7 @@ impl CpuPlan {
         let sizes = Sizes::new(spec, limits, machine);
         // The cache first: it is the largest single piece, and its limits are checked there.
         let cache = KvCache::new(spec, limits, machine.kv)?;
-        let weights = Weights::load(spec, source)?;
+        let weights = Weights::load(spec, source, machine.quantized_input)?;
         let memory = WorkMemory::new(&sizes.layout)?;
         let mut inputs = InputsPlan::default();
         let mut layers = Vec::with_capacity(spec.layers.len());
@@ -231,7 +231,7 @@ impl CpuPlan {
         Footprint {
             kv_bytes: KvCache::bytes(spec, limits, machine.kv),
             arena_bytes: sizes.layout.bytes()
-                + inputs_bytes(spec, input_rows(limits))
+                + inputs_bytes(spec, input_rows(limits), machine.quantized_input)
                 + schedules
                 + rows
                 + StepCheck::bytes(limits),
@@ -261,6 +261,8 @@ pub(crate) struct Machine {
     pub tile: usize,
     /// What the cache keeps.
     pub kv: KvType,
+    /// How the inputs of quantised matrices are rounded.
+    pub quantized_input: InputRounding,
 }
 
 /// Which activations there must be.
@@ -285,7 +287,7 @@ impl InputsPlan {
 }
 
 /// Bytes of all activations if every width needed every rounding: which ones it needs, only the checkpoint knows.
-fn inputs_bytes(spec: &DecoderSpec, rows: usize) -> usize {
+fn inputs_bytes(spec: &DecoderSpec, rows: usize, quantized_input: InputRounding) -> usize {
     let mut widths = vec![spec.hidden_size];
     for layer in &spec.layers {
         widths.push(layer.attention.num_heads * layer.attention.head_size);
@@ -293,7 +295,7 @@ fn inputs_bytes(spec: &DecoderSpec, rows: usize) -> usize {
     }
     widths.sort_unstable();
     widths.dedup();
-    let all = [InputRounding::None, InputRounding::Bf16, InputRounding::Int8Group32].into_iter().collect();
+    let all = [InputRounding::None, InputRounding::Bf16, HEAD_INPUT, quantized_input].into_iter().collect();
     widths.into_iter().map(|width| Activations::footprint(all, width, rows)).sum()
 }
 

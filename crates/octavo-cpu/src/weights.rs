@@ -1,8 +1,11 @@
 //! A decoder's weights, packed.
 
-use octavo_backend::{BackendError, DecoderSpec, WeightId, WeightSource};
+use octavo_backend::{BackendError, DecoderSpec, InputRounding, WeightId, WeightSource};
 
 use crate::{arena::Arena, pack::PackedMatrix};
+
+/// How the input of a quantised head is rounded.
+pub const HEAD_INPUT: InputRounding = InputRounding::Int8Group32;
 
 /// All weights of a decoder.
 pub struct Weights {
@@ -32,12 +35,18 @@ pub struct LayerWeights {
 }
 
 impl Weights {
-    /// Takes the weights of each place from `source`, one place at a time, and lets go of them once they are packed.
+    /// Takes the weights of each place from `source`, one place at a time, and lets go of them once they are packed. The
+    /// inputs of quantised matrices are rounded as `quantized_input`; those of the head in groups of 32, since a tied
+    /// head is the embedding as well, whose rows are wanted as they are.
     ///
     /// # Errors
     /// What the source says; a shape or format that does not fit; memory that cannot be had.
-    pub fn load(spec: &DecoderSpec, source: &mut dyn WeightSource) -> Result<Weights, BackendError> {
-        let mut loader = Loader { spec, source, arena: Arena::new() };
+    pub fn load(
+        spec: &DecoderSpec,
+        source: &mut dyn WeightSource,
+        quantized_input: InputRounding,
+    ) -> Result<Weights, BackendError> {
+        let mut loader = Loader { spec, source, quantized_input, arena: Arena::new() };
         let embedding = loader.matrix(WeightId::Embedding)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for index in 0..spec.layers.len() {
@@ -64,6 +73,7 @@ impl Weights {
 struct Loader<'a> {
     spec: &'a DecoderSpec,
     source: &'a mut dyn WeightSource,
+    quantized_input: InputRounding,
     /// In the order of execution, so that a step reads forwards.
     arena: Arena,
 }
@@ -71,7 +81,9 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn matrix(&mut self, id: WeightId) -> Result<PackedMatrix, BackendError> {
         let parts = self.source.weight(id)?.into_matrices(id, &self.spec.weight_shape(id))?;
-        PackedMatrix::pack_in(&mut self.arena, &parts)
+        let is_vocabulary = matches!(id, WeightId::Embedding | WeightId::Head);
+        let input = if is_vocabulary { HEAD_INPUT } else { self.quantized_input };
+        PackedMatrix::pack_in(&mut self.arena, &parts, input)
     }
 
     fn vector(&mut self, id: WeightId) -> Result<Vec<f32>, BackendError> {

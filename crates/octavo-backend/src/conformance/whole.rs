@@ -40,6 +40,8 @@ fn tolerance(numerics: Numerics, format: WeightFormat) -> Tolerance {
         // A quantum of a cached code, too, can fall the other way.
         (InputRounding::Bf16, KvType::Int8) => Tolerance { most: 0.1, mean: 8e-3 },
         (InputRounding::Bf16, _) => Tolerance { most: 5e-2, mean: 3e-3 },
+        (InputRounding::Int16Block128, KvType::Int8) => Tolerance { most: 0.1, mean: 8e-3 },
+        (InputRounding::Int16Block128, _) => Tolerance { most: 5e-2, mean: 3e-3 },
         (InputRounding::Int8Group32, KvType::Int8) => Tolerance { most: 0.4, mean: 3e-2 },
         (InputRounding::Int8Group32, _) => Tolerance { most: 0.2, mean: 1.5e-2 },
     }

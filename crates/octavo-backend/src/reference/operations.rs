@@ -2,6 +2,7 @@
 
 use crate::{
     AttentionSpec, InputRounding, KvType, Matrix, Numerics, WeightFormat,
+    block::{ActivationBlock, BLOCK},
     numerics::{ACTIVATION_GROUP, ActivationGroup},
 };
 use half::bf16;
@@ -12,6 +13,8 @@ use half::bf16;
 /// - 8-bit input: for each group of 32 in ascending order, the exact integer dot product times the activation's scale,
 ///   then one fused multiply-add with the weight's scale, and for formats with a minimum one more with
 ///   `minimum * (activation scale * sum of codes)`;
+/// - 16-bit input: for each block of 128 in ascending order, the exact integer dot product with the weights' 8-bit codes
+///   times the activation's scale, then one fused multiply-add with the weight's scale;
 /// - bfloat16 input: one accumulator, pairs ascending, the odd element of a pair before the even one, fused;
 /// - otherwise: one accumulator, ascending, fused; when nothing is rounded at all, 16 lanes, which is quicker and as
 ///   accurate.
@@ -22,7 +25,7 @@ pub(super) fn matmul(parts: &[Matrix<'static>], numerics: Numerics, input: &[f32
     let mut output = vec![0.0; rows * width];
     let mut first = 0;
     for part in parts {
-        let input = RoundedInput::new(numerics, part.data.format, input);
+        let input = RoundedInput::new(numerics, part, input);
         let mut weights = vec![0.0; columns];
         for n in 0..part.rows {
             part.dequantize_row(n, &mut weights);
@@ -34,6 +37,10 @@ pub(super) fn matmul(parts: &[Matrix<'static>], numerics: Numerics, input: &[f32
                     RoundedInput::Groups(groups) => {
                         let per_row = columns / ACTIVATION_GROUP;
                         dot_in_groups(part, n, &groups[row * per_row..][..per_row])
+                    }
+                    RoundedInput::Blocks(blocks) => {
+                        let per_row = columns.div_ceil(BLOCK);
+                        dot_in_blocks(part, n, &blocks[row * per_row..][..per_row])
                     }
                 };
             }
@@ -48,12 +55,13 @@ enum RoundedInput<'a> {
     InOrder(&'a [f32]),
     Pairs(Vec<f32>),
     Groups(Vec<ActivationGroup>),
+    Blocks(Vec<ActivationBlock>),
 }
 
 impl<'a> RoundedInput<'a> {
-    fn new(numerics: Numerics, format: WeightFormat, input: &'a [f32]) -> RoundedInput<'a> {
-        let rounding = match format {
-            _ if format.is_quantized() => numerics.quantized_input,
+    fn new(numerics: Numerics, matrix: &Matrix<'_>, input: &'a [f32]) -> RoundedInput<'a> {
+        let rounding = match matrix.data.format {
+            format if format.is_quantized() => numerics.quantized_input,
             WeightFormat::Bf16 => numerics.bf16_input,
             _ => InputRounding::None,
         };
@@ -66,6 +74,10 @@ impl<'a> RoundedInput<'a> {
             InputRounding::Int8Group32 => {
                 let (groups, _) = input.as_chunks::<ACTIVATION_GROUP>();
                 RoundedInput::Groups(groups.iter().map(ActivationGroup::round).collect())
+            }
+            InputRounding::Int16Block128 => {
+                let blocks = input.chunks(matrix.columns).flat_map(|row| row.chunks(BLOCK));
+                RoundedInput::Blocks(blocks.map(ActivationBlock::round).collect())
             }
         }
     }
@@ -103,6 +115,14 @@ fn dot_in_groups(matrix: &Matrix<'_>, row: usize, groups: &[ActivationGroup]) ->
         }
     }
     sum
+}
+
+fn dot_in_blocks(matrix: &Matrix<'_>, row: usize, blocks: &[ActivationBlock]) -> f32 {
+    blocks.iter().enumerate().fold(0.0, |sum, (index, block)| {
+        let weights = matrix.weight_block(row, index);
+        let dot: i32 = weights.codes.iter().zip(block.codes).map(|(&w, x)| i32::from(w) * i32::from(x)).sum();
+        (dot as f32 * block.scale).mul_add(weights.scale, sum)
+    })
 }
 
 /// Rotates the queries and keys of one stacked row (queries, keys, values) to their position.

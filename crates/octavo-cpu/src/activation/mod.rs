@@ -1,8 +1,8 @@
 //! The inputs of a matmul, rounded as its weights' formats ask, in the layout that the kernels read.
 //!
-//! Layout of one rounding: `[row block of 8][group of 32 columns][8 rows]` records. So a kernel reaches the same group
-//! of up to eight rows at constant distances from one pointer. Places of rows beyond the last, and of columns beyond the
-//! last, hold zeros.
+//! Layout of one rounding: `[row block of 16][group of 32 or 128 columns][16 rows]` records. So a kernel reaches the same
+//! group of up to 16 rows at constant distances from one pointer. Places of rows beyond the last, and of columns beyond
+//! the last, hold zeros.
 
 #[cfg(test)]
 mod tests;
@@ -10,6 +10,7 @@ mod write;
 
 use octavo_backend::{
     BackendError, InputRounding,
+    block::BLOCK,
     numerics::{ACTIVATION_GROUP, rms_factor},
 };
 
@@ -17,7 +18,7 @@ use self::write::{Normalized, Plain, RowWriters, Source, Writers};
 use crate::{arena::AlignedBytes, isa::Isa};
 
 /// Rows that lie together; no kernel call crosses the border between two blocks.
-pub const ROW_BLOCK: usize = 8;
+pub const ROW_BLOCK: usize = 16;
 
 /// 32 activations in 8 bits, with what the kernels need to know of them beforehand.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +36,25 @@ pub(crate) struct Int8Record {
     pub biased_correction: i32,
 }
 
+/// 128 activations in 16 bits, with what the kernels need to know of them beforehand. Each plane of a record fills two
+/// cache lines.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Int16Record {
+    /// The upper parts of the codes, as [`octavo_backend::block::ActivationBlock::planes`] has them.
+    pub high: [i8; BLOCK],
+    /// The lower parts.
+    pub low: [i8; BLOCK],
+    /// Of the block; not finite when a value was not.
+    pub scale: f32,
+    /// -128 times the sum of the upper parts: takes the bias of 8-bit codes off a dot product.
+    pub high_correction: i32,
+    /// The same of the lower parts.
+    pub low_correction: i32,
+}
+
+/// Bytes from one record to the next.
+pub(crate) const INT16_RECORD: usize = size_of::<Int16Record>();
 /// Bytes from one record to the next.
 pub(crate) const INT8_RECORD: usize = size_of::<Int8Record>();
 /// Bytes from one record to the next.
@@ -50,6 +70,11 @@ impl RoundingSet {
     /// True when `rounding` is in the set.
     pub fn contains(self, rounding: InputRounding) -> bool {
         self.0 & bit(rounding) != 0
+    }
+
+    /// True when some rounding is in both.
+    pub fn intersects(self, other: RoundingSet) -> bool {
+        self.0 & other.0 != 0
     }
 
     /// The set of all that are in either.
@@ -69,6 +94,7 @@ fn bit(rounding: InputRounding) -> u8 {
         InputRounding::None => 1,
         InputRounding::Bf16 => 2,
         InputRounding::Int8Group32 => 4,
+        InputRounding::Int16Block128 => 8,
     }
 }
 
@@ -87,6 +113,7 @@ pub struct Activations {
     columns: usize,
     rows: usize,
     writers: Writers,
+    int16: Option<AlignedBytes>,
     int8: Option<AlignedBytes>,
     bf16: Option<AlignedBytes>,
     f32: Option<AlignedBytes>,
@@ -98,40 +125,43 @@ impl Activations {
     /// # Errors
     /// Memory that cannot be had, or a number of columns that does not divide into groups where groups are asked for.
     pub fn new(isa: Isa, roundings: RoundingSet, columns: usize, rows: usize) -> Result<Activations, BackendError> {
-        if roundings.contains(InputRounding::Int8Group32) && !columns.is_multiple_of(ACTIVATION_GROUP) {
+        let in_groups = [InputRounding::Int8Group32, InputRounding::Int16Block128].into_iter().collect();
+        if roundings.intersects(in_groups) && !columns.is_multiple_of(ACTIVATION_GROUP) {
             return Err(BackendError::Unsupported {
-                what: "columns of a matmul with 8-bit activations",
+                what: "columns of a matmul with activations in integers",
                 found: columns.to_string(),
                 expected: format!("a multiple of {ACTIVATION_GROUP}"),
             });
         }
-        let plane = |rounding, record: usize| -> Result<Option<AlignedBytes>, BackendError> {
+        let plane = |rounding| -> Result<Option<AlignedBytes>, BackendError> {
             if !roundings.contains(rounding) {
                 return Ok(None);
             }
+            let record = Record::of(rounding);
             let bytes = rows
                 .checked_next_multiple_of(ROW_BLOCK)
-                .and_then(|rows| rows.checked_mul(columns.div_ceil(ACTIVATION_GROUP)))
-                .and_then(|records| records.checked_mul(record));
+                .and_then(|rows| rows.checked_mul(columns.div_ceil(record.columns)))
+                .and_then(|records| records.checked_mul(record.bytes));
             AlignedBytes::zeroed("activations", bytes.unwrap_or(usize::MAX)).map(Some)
         };
         Ok(Activations {
             columns,
             rows,
             writers: Writers::new(isa),
-            int8: plane(InputRounding::Int8Group32, INT8_RECORD)?,
-            bf16: plane(InputRounding::Bf16, BF16_RECORD)?,
-            f32: plane(InputRounding::None, F32_RECORD)?,
+            int16: plane(InputRounding::Int16Block128)?,
+            int8: plane(InputRounding::Int8Group32)?,
+            bf16: plane(InputRounding::Bf16)?,
+            f32: plane(InputRounding::None)?,
         })
     }
 
     /// Bytes that [`Activations::new`] takes.
     pub fn footprint(roundings: RoundingSet, columns: usize, rows: usize) -> usize {
-        let records = rows.next_multiple_of(ROW_BLOCK) * columns.div_ceil(ACTIVATION_GROUP);
-        let size = |rounding, record| if roundings.contains(rounding) { records * record } else { 0 };
-        size(InputRounding::Int8Group32, INT8_RECORD)
-            + size(InputRounding::Bf16, BF16_RECORD)
-            + size(InputRounding::None, F32_RECORD)
+        let size = |rounding: &InputRounding| {
+            let record = Record::of(*rounding);
+            rows.next_multiple_of(ROW_BLOCK) * columns.div_ceil(record.columns) * record.bytes
+        };
+        InputRounding::ALL.iter().filter(|rounding| roundings.contains(**rounding)).map(size).sum()
     }
 
     /// Values in a row.
@@ -180,22 +210,24 @@ impl Activations {
     /// As [`Activations::write_row`]; `source` has `columns` values.
     unsafe fn write<V: Source>(&self, row: usize, writers: &RowWriters<V>, source: V) {
         let planes = [
-            (&self.int8, writers.int8, INT8_RECORD),
-            (&self.bf16, writers.bf16, BF16_RECORD),
-            (&self.f32, writers.f32, F32_RECORD),
+            (&self.int16, writers.int16, InputRounding::Int16Block128),
+            (&self.int8, writers.int8, InputRounding::Int8Group32),
+            (&self.bf16, writers.bf16, InputRounding::Bf16),
+            (&self.f32, writers.f32, InputRounding::None),
         ];
-        for (plane, writer, record) in planes {
+        for (plane, writer, rounding) in planes {
             if let Some(plane) = plane {
+                let offset = self.offset(row, Record::of(rounding));
                 // SAFETY: the records of a row that exists are inside the plane, `ROW_BLOCK` records apart.
-                unsafe { writer(source, self.columns, plane.shared_ptr().add(self.offset(row, 0, record))) }
+                unsafe { writer(source, self.columns, plane.shared_ptr().add(offset)) }
             }
         }
     }
 
-    /// Bytes before the record of one row and group.
-    fn offset(&self, row: usize, group: usize, record: usize) -> usize {
-        let groups = self.columns.div_ceil(ACTIVATION_GROUP);
-        ((row / ROW_BLOCK * groups + group) * ROW_BLOCK + row % ROW_BLOCK) * record
+    /// Bytes before the first record of a row.
+    fn offset(&self, row: usize, record: Record) -> usize {
+        let groups = self.columns.div_ceil(record.columns);
+        (row / ROW_BLOCK * groups * ROW_BLOCK + row % ROW_BLOCK) * record.bytes
     }
 
     /// The first record of a row in one rounding; none when the set does not contain it.
@@ -203,12 +235,31 @@ impl Activations {
     /// The record of the next row in the same block is one record further, the next group's `ROW_BLOCK` records.
     pub(crate) fn row(&self, rounding: InputRounding, row: usize) -> Option<*const u8> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        let (plane, record) = match rounding {
-            InputRounding::Int8Group32 => (&self.int8, INT8_RECORD),
-            InputRounding::Bf16 => (&self.bf16, BF16_RECORD),
-            InputRounding::None => (&self.f32, F32_RECORD),
+        let plane = match rounding {
+            InputRounding::Int16Block128 => &self.int16,
+            InputRounding::Int8Group32 => &self.int8,
+            InputRounding::Bf16 => &self.bf16,
+            InputRounding::None => &self.f32,
         };
         // SAFETY: the record of a row that exists is inside the plane.
-        plane.as_ref().map(|plane| unsafe { plane.as_ptr().add(self.offset(row, 0, record)) })
+        plane.as_ref().map(|plane| unsafe { plane.as_ptr().add(self.offset(row, Record::of(rounding))) })
+    }
+}
+
+/// What lies together in one rounding.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    columns: usize,
+    bytes: usize,
+}
+
+impl Record {
+    fn of(rounding: InputRounding) -> Record {
+        match rounding {
+            InputRounding::Int16Block128 => Record { columns: BLOCK, bytes: INT16_RECORD },
+            InputRounding::Int8Group32 => Record { columns: ACTIVATION_GROUP, bytes: INT8_RECORD },
+            InputRounding::Bf16 => Record { columns: ACTIVATION_GROUP, bytes: BF16_RECORD },
+            InputRounding::None => Record { columns: ACTIVATION_GROUP, bytes: F32_RECORD },
+        }
     }
 }

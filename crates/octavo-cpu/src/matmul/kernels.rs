@@ -70,7 +70,7 @@ macro_rules! field {
 }
 
 #[inline(always)]
-fn prefetch<S: Simd>(simd: S, weights: *const u8) {
+pub(super) fn prefetch<S: Simd>(simd: S, weights: *const u8) {
     simd.prefetch(weights.wrapping_add(PREFETCH_DISTANCE));
 }
 

@@ -3,6 +3,8 @@
 //! The arithmetic of one output, columns ascending:
 //! - 4- and 8-bit formats, for each group of 32: `dot` = exact integer sum of (code - zero) * activation code;
 //!   `t = dot * activation scale`, `f = fma(t, scale, f)`; Q4_1 then `f = fma(minimum, activation scaled sum, f)`.
+//! - the same formats in blocks, for each block of 128: `dot` = exact integer sum of 8-bit code * activation code;
+//!   `t = dot * activation scale`, `f = fma(t, scale, f)`.
 //! - BF16, for each pair of columns: the odd product, then the even one, each `f = fma(w, x, f)`.
 //! - F16, F32: `f = fma(w, x, f)`.
 //!
@@ -10,7 +12,10 @@
 //! the instruction set (BF16 subnormals apart, see [`crate::simd::Simd::dot_bf16`]). Kernels of several widths exist only to
 //! reuse weights while they are in registers.
 
+mod block;
 mod kernels;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod matrix_unit;
 #[cfg(test)]
 pub(crate) mod samples;
 #[cfg(test)]
@@ -20,19 +25,25 @@ mod twin;
 
 use std::ops::Range;
 
-use octavo_backend::WeightFormat;
+use octavo_backend::{InputRounding, WeightFormat};
 
-use self::kernels::{Bf16, F16, F32, Q4_0, Q4_1, Q8_0, Weights, select_tile};
+use self::{
+    block::Blocks,
+    kernels::{Bf16, F16, F32, Q4_0, Q4_1, Q8_0, Weights, select_tile},
+};
 use crate::{
     activation::{Activations, ROW_BLOCK},
     isa::Isa,
-    pack::{PackedMatrix, Part, TILE_ROWS, input_rounding},
+    pack::{PackedMatrix, Part, TILE_ROWS},
     simd::Simd,
 };
 
-/// Rows whose activations stay in the second-level cache while all tiles pass by: 128 rows of 4096 8-bit values are
-/// 800 KB.
-const CACHED_ROWS: usize = 128;
+/// Rows whose activations stay in the second-level cache while all tiles pass by: 256 rows of 1536 values are 0.6 MB in
+/// 8 bits and 1 MB in 16.
+const CACHED_ROWS: usize = 256;
+
+/// Rows that the widest kernel takes at once.
+const ROWS_AT_ONCE: usize = 8;
 
 /// What to do with a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,21 +96,34 @@ impl TileJob {
             mode: output.mode,
         }
     }
+
+    /// This job, made for row 0, from row `row` on.
+    fn at(self, part: &Part, activations: &Activations, row: usize) -> TileJob {
+        let Some(first) = activations.row(part.rounding, row) else {
+            panic!("activations have no rounding for {} weights", part.format)
+        };
+        TileJob { activations: first, out: self.out.wrapping_add(row * self.stride), ..self }
+    }
 }
 
 type TileKernel = unsafe fn(&TileJob);
 
 /// The kernel of each number of rows at once, from 1.
-type TileKernels = [TileKernel; ROW_BLOCK];
+type TileKernels = [TileKernel; ROWS_AT_ONCE];
 
 /// The matmul kernels of one instruction set.
 #[derive(Debug, Clone)]
 pub struct Matmul {
     /// Rows that a kernel takes at once, at most.
     rows_at_once: usize,
+    /// Several rows at once go to the matrix unit.
+    matrix_unit: bool,
     q4_0: TileKernels,
     q4_1: TileKernels,
     q8_0: TileKernels,
+    q4_0_blocks: TileKernels,
+    q4_1_blocks: TileKernels,
+    q8_0_blocks: TileKernels,
     bf16: TileKernels,
     f16: TileKernels,
     f32: TileKernels,
@@ -113,9 +137,13 @@ impl Matmul {
     pub fn new(isa: Isa) -> Matmul {
         Matmul {
             rows_at_once: rows_at_once(isa),
+            matrix_unit: isa == Isa::Amx,
             q4_0: tile_kernels::<Q4_0>(isa),
             q4_1: tile_kernels::<Q4_1>(isa),
             q8_0: tile_kernels::<Q8_0>(isa),
+            q4_0_blocks: tile_kernels::<Blocks<Q4_0>>(isa),
+            q4_1_blocks: tile_kernels::<Blocks<Q4_1>>(isa),
+            q8_0_blocks: tile_kernels::<Blocks<Q8_0>>(isa),
             bf16: tile_kernels::<Bf16>(isa),
             f16: tile_kernels::<F16>(isa),
             f32: tile_kernels::<F32>(isa),
@@ -131,7 +159,7 @@ impl Matmul {
     ///
     /// # Safety
     /// The outputs of these rows and tiles ([`PackedMatrix::rows_of_tiles`]) are valid for writes, and for reads with
-    /// [`Mode::Add`]; no other thread accesses them, or writes these rows of the activations, meanwhile.
+    /// [`Mode::Add`]; no other thread accesses them, or writes the activations, meanwhile.
     pub unsafe fn run(
         &self,
         matrix: &PackedMatrix,
@@ -145,12 +173,26 @@ impl Matmul {
         assert!(tiles.end <= matrix.tiles(), "tiles {tiles:?} of {}", matrix.tiles());
         for block in rows.clone().step_by(CACHED_ROWS) {
             let block = block..rows.end.min(block + CACHED_ROWS);
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            let unit = match self.matrix_unit {
+                // SAFETY: the instruction set is supported; no other unit is made while this one lives.
+                true => unsafe { matrix_unit::Unit::for_rows(&block) },
+                false => None,
+            };
             for part in matrix.parts() {
-                let tiles = tiles.start.max(part.first_tile)..tiles.end.min(part.end_tile());
+                let first = tiles.start.max(part.first_tile);
+                let tiles = first - part.first_tile..first.max(tiles.end.min(part.end_tile())) - part.first_tile;
+                let rest = block.clone();
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                let rest = match &unit {
+                    // SAFETY: the caller's; the tiles are in this part.
+                    Some(unit) => unsafe { unit.run(matrix, part, activations, rest, tiles.clone(), output) },
+                    None => rest,
+                };
                 for tile in tiles {
-                    let job = TileJob::new(matrix, part, tile - part.first_tile, output);
-                    // SAFETY: the caller's; the tile is in this part.
-                    unsafe { self.run_rows(job, part.format, activations, block.clone()) }
+                    let job = TileJob::new(matrix, part, tile, output);
+                    // SAFETY: as above.
+                    unsafe { self.run_rows(job, part, activations, rest.clone()) }
                 }
             }
         }
@@ -160,15 +202,12 @@ impl Matmul {
     ///
     /// # Safety
     /// As [`Matmul::run`].
-    unsafe fn run_rows(&self, job: TileJob, format: WeightFormat, activations: &Activations, rows: Range<usize>) {
-        let kernels = self.kernels(format);
+    unsafe fn run_rows(&self, job: TileJob, part: &Part, activations: &Activations, rows: Range<usize>) {
+        let kernels = self.kernels(part);
         let mut row = rows.start;
         while row < rows.end {
             let count = self.rows_at_once.min(ROW_BLOCK - row % ROW_BLOCK).min(rows.end - row);
-            let Some(first) = activations.row(input_rounding(format), row) else {
-                panic!("activations have no rounding for {format} weights")
-            };
-            let job = TileJob { activations: first, out: job.out.wrapping_add(row * job.stride), ..job };
+            let job = job.at(part, activations, row);
             // SAFETY: the tile and the records have `columns` columns, the rows lie in one block; outputs are the
             // caller's.
             unsafe { kernels[count - 1](&job) };
@@ -176,8 +215,11 @@ impl Matmul {
         }
     }
 
-    fn kernels(&self, format: WeightFormat) -> &TileKernels {
-        match format {
+    fn kernels(&self, part: &Part) -> &TileKernels {
+        match part.format {
+            WeightFormat::Q4_0 if part.rounding == InputRounding::Int16Block128 => &self.q4_0_blocks,
+            WeightFormat::Q4_1 if part.rounding == InputRounding::Int16Block128 => &self.q4_1_blocks,
+            WeightFormat::Q8_0 if part.rounding == InputRounding::Int16Block128 => &self.q8_0_blocks,
             WeightFormat::Q4_0 => &self.q4_0,
             WeightFormat::Q4_1 => &self.q4_1,
             WeightFormat::Q8_0 => &self.q8_0,
@@ -194,7 +236,7 @@ fn rows_at_once(isa: Isa) -> usize {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => crate::simd::Avx2::ROWS,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => crate::simd::Avx512::ROWS,
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => crate::simd::Avx512::ROWS,
         #[cfg(not(target_arch = "x86_64"))]
         _ => crate::simd::Scalar::ROWS,
     }

@@ -11,8 +11,17 @@ use crate::activation::RoundingSet;
 const QUANTIZED: [WeightFormat; 3] = [WeightFormat::Q4_0, WeightFormat::Q4_1, WeightFormat::Q8_0];
 const DENSE: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::F16, WeightFormat::F32];
 
+/// How the inputs of quantised matrices may be rounded.
+const INPUTS: [InputRounding; 2] = [InputRounding::Int8Group32, InputRounding::Int16Block128];
+
 fn all_roundings() -> RoundingSet {
-    [InputRounding::None, InputRounding::Bf16, InputRounding::Int8Group32].into_iter().collect()
+    InputRounding::ALL.into_iter().collect()
+}
+
+/// Every format with every way to round its inputs.
+fn every_kind() -> impl Iterator<Item = (WeightFormat, InputRounding)> {
+    let quantized = INPUTS.into_iter().flat_map(|input| QUANTIZED.map(|format| (format, input)));
+    quantized.chain(DENSE.map(|format| (format, InputRounding::Int8Group32)))
 }
 
 /// Bits, all NaN alike.
@@ -21,8 +30,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// All outputs by the kernels of one instruction set, the work cut into `cuts` ranges of tiles.
-fn multiply(isa: Isa, parts: &[Matrix], values: &[f32], cuts: usize) -> Vec<f32> {
-    let packed = PackedMatrix::pack(parts).unwrap();
+fn multiply(isa: Isa, parts: &[Matrix], input: InputRounding, values: &[f32], cuts: usize) -> Vec<f32> {
+    let packed = PackedMatrix::pack(parts, input).unwrap();
     let (columns, tiles) = (packed.columns(), packed.tiles());
     let rows = values.len() / columns;
     let activations = Activations::new(isa, packed.input_roundings(), columns, rows).unwrap();
@@ -41,34 +50,39 @@ fn multiply(isa: Isa, parts: &[Matrix], values: &[f32], cuts: usize) -> Vec<f32>
     out
 }
 
-fn multiply_by_twin(parts: &[Matrix], values: &[f32]) -> Vec<f32> {
+fn multiply_by_twin(parts: &[Matrix], input: InputRounding, values: &[f32]) -> Vec<f32> {
     let mut out = Vec::new();
     for row in values.chunks(parts[0].columns) {
         for part in parts {
-            out.extend((0..part.rows).map(|n| twin::output(part, n, row)));
+            out.extend((0..part.rows).map(|n| twin::output(part, input, n, row)));
         }
     }
     out
 }
 
-fn assert_equals_twin(parts: &[Matrix], values: &[f32], what: &str) {
-    let expected = bits(&multiply_by_twin(parts, values));
+fn assert_equals_twin(parts: &[Matrix], input: InputRounding, values: &[f32], what: &str) {
+    let expected = bits(&multiply_by_twin(parts, input, values));
     for isa in Isa::supported() {
         for cuts in [1, 3] {
-            assert_eq!(bits(&multiply(isa, parts, values, cuts)), expected, "{isa}, {cuts} cuts, {what}");
+            assert_eq!(
+                bits(&multiply(isa, parts, input, values, cuts)),
+                expected,
+                "{isa}, {input:?}, {cuts} cuts, {what}"
+            );
         }
     }
 }
 
 #[test]
 fn every_instruction_set_equals_the_twin_for_1_to_17_rows_in_every_format() {
-    for format in QUANTIZED.into_iter().chain(DENSE) {
-        for (outputs, columns) in [(5, 32), (16, 64), (33, 96)] {
+    for (format, input) in every_kind() {
+        for (outputs, columns) in [(5, 32), (16, 64), (33, 96), (17, 160)] {
             let matrix = random_matrix(format, outputs, columns, 42);
             for rows in 1..=17 {
                 let values = random_values(rows, columns, rows as u64);
                 assert_equals_twin(
                     std::slice::from_ref(&matrix),
+                    input,
                     &values,
                     &format!("{format} {outputs} x {columns}, {rows} rows"),
                 );
@@ -79,22 +93,27 @@ fn every_instruction_set_equals_the_twin_for_1_to_17_rows_in_every_format() {
 
 #[test]
 fn wide_matrices_equal_the_twin() {
-    for format in QUANTIZED.into_iter().chain(DENSE) {
+    for (format, input) in every_kind() {
         for (outputs, columns) in [(100, 576), (17, 1536)] {
             let matrix = random_matrix(format, outputs, columns, 7);
             let values = random_values(9, columns, 3);
-            assert_equals_twin(std::slice::from_ref(&matrix), &values, &format!("{format} {outputs} x {columns}"));
+            assert_equals_twin(
+                std::slice::from_ref(&matrix),
+                input,
+                &values,
+                &format!("{format} {outputs} x {columns}"),
+            );
         }
     }
 }
 
 #[test]
 fn widths_that_fill_no_group_equal_the_twin_in_dense_formats() {
-    for format in DENSE {
+    for (format, input) in DENSE.map(|format| (format, InputRounding::Int8Group32)) {
         for columns in [1, 2, 31, 33, 47] {
             let matrix = random_matrix(format, 19, columns, 7);
             let values = random_values(3, columns, 3);
-            assert_equals_twin(std::slice::from_ref(&matrix), &values, &format!("{format}, {columns} columns"));
+            assert_equals_twin(std::slice::from_ref(&matrix), input, &values, &format!("{format}, {columns} columns"));
         }
     }
 }
@@ -112,45 +131,55 @@ fn stacked_parts_of_mixed_formats_equal_the_twin() {
     .into_iter()
     .map(|(format, rows)| random_matrix(format, rows, 96, rows as u64))
     .collect();
-    for rows in [1, 8, 13] {
-        assert_equals_twin(&parts, &random_values(rows, 96, 5), &format!("{rows} rows"));
+    for (rows, input) in [1, 8, 13].into_iter().flat_map(|rows| INPUTS.map(|input| (rows, input))) {
+        assert_equals_twin(&parts, input, &random_values(rows, 96, 5), &format!("{rows} rows"));
     }
 }
 
 #[test]
 fn extreme_codes_and_activations_equal_the_twin() {
-    for format in QUANTIZED {
+    for (format, input) in INPUTS.into_iter().flat_map(|input| QUANTIZED.map(|format| (format, input))) {
         for byte in [0x00, 0xff, 0x7f, 0x80, 0xf0] {
             let mut matrix = random_matrix(format, 18, 64, 3);
             fill_codes(&mut matrix, byte);
             for values in [[1.0; 64], [-1.0; 64], [0.0; 64]] {
-                assert_equals_twin(std::slice::from_ref(&matrix), &values, &format!("{format}, codes {byte:#x}"));
+                assert_equals_twin(
+                    std::slice::from_ref(&matrix),
+                    input,
+                    &values,
+                    &format!("{format}, codes {byte:#x}"),
+                );
             }
             let alternating: Vec<f32> = (0..64).map(|i| if i % 2 == 0 { 127.0 } else { -127.0 }).collect();
-            assert_equals_twin(std::slice::from_ref(&matrix), &alternating, &format!("{format}, codes {byte:#x}"));
+            assert_equals_twin(
+                std::slice::from_ref(&matrix),
+                input,
+                &alternating,
+                &format!("{format}, codes {byte:#x}"),
+            );
         }
     }
 }
 
 #[test]
 fn one_channel_a_thousand_times_larger_equals_the_twin() {
-    for format in QUANTIZED.into_iter().chain(DENSE) {
+    for (format, input) in every_kind() {
         let matrix = random_matrix(format, 20, 96, 3);
         let mut values = random_values(5, 96, 8);
         values.iter_mut().skip(37).step_by(96).for_each(|v| *v *= 1000.0);
-        assert_equals_twin(std::slice::from_ref(&matrix), &values, &format!("{format}"));
+        assert_equals_twin(std::slice::from_ref(&matrix), input, &values, &format!("{format}"));
     }
 }
 
 #[test]
 fn a_fault_in_a_row_reaches_its_outputs_and_no_others() {
-    for format in QUANTIZED.into_iter().chain(DENSE) {
+    for (format, input) in every_kind() {
         let matrix = random_matrix(format, 20, 64, 3);
         for fault in [f32::NAN, f32::INFINITY] {
             let mut values = random_values(3, 64, 8);
             values[64 + 40] = fault;
             for isa in Isa::supported() {
-                let out = multiply(isa, std::slice::from_ref(&matrix), &values, 1);
+                let out = multiply(isa, std::slice::from_ref(&matrix), input, &values, 1);
                 for (i, value) in out.iter().enumerate() {
                     assert_eq!(value.is_finite(), i / 20 != 1, "{isa}, {format}, {fault}, output {i}");
                 }
@@ -161,13 +190,13 @@ fn a_fault_in_a_row_reaches_its_outputs_and_no_others() {
 
 #[test]
 fn the_twin_is_within_a_millionth_of_the_sum_of_magnitudes_in_f64() {
-    for format in QUANTIZED.into_iter().chain(DENSE) {
+    for (format, input) in every_kind() {
         let matrix = random_matrix(format, 8, 1536, 21);
         let values = random_values(2, 1536, 22);
         for row in values.chunks(1536) {
             for n in 0..matrix.rows {
-                let (exact, magnitude) = twin::exact_output(&matrix, n, row);
-                let error = (f64::from(twin::output(&matrix, n, row)) - exact).abs();
+                let (exact, magnitude) = twin::exact_output(&matrix, input, n, row);
+                let error = (f64::from(twin::output(&matrix, input, n, row)) - exact).abs();
                 assert!(error <= 1e-6 * magnitude, "{format}: {error:e} of {magnitude:e}");
             }
         }
@@ -177,9 +206,9 @@ fn the_twin_is_within_a_millionth_of_the_sum_of_magnitudes_in_f64() {
 #[test]
 fn a_row_has_the_same_bits_in_whatever_range_it_is_computed() {
     let matrix = random_matrix(WeightFormat::Q4_1, 40, 64, 2);
-    let packed = PackedMatrix::pack(std::slice::from_ref(&matrix)).unwrap();
     let values = random_values(300, 64, 4);
-    for isa in Isa::supported() {
+    for (isa, input) in Isa::supported().into_iter().flat_map(|isa| INPUTS.map(|input| (isa, input))) {
+        let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), input).unwrap();
         let activations = Activations::new(isa, all_roundings(), 64, 300).unwrap();
         for (row, values) in values.chunks(64).enumerate() {
             // SAFETY: one thread.
@@ -205,9 +234,9 @@ fn a_row_has_the_same_bits_in_whatever_range_it_is_computed() {
 #[test]
 fn adding_to_a_residual_leaves_neighbours_alone() {
     let matrix = random_matrix(WeightFormat::Q8_0, 21, 32, 2);
-    let packed = PackedMatrix::pack(std::slice::from_ref(&matrix)).unwrap();
+    let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), InputRounding::Int8Group32).unwrap();
     let values = random_values(2, 32, 4);
-    let product = multiply_by_twin(std::slice::from_ref(&matrix), &values);
+    let product = multiply_by_twin(std::slice::from_ref(&matrix), InputRounding::Int8Group32, &values);
     for isa in Isa::supported() {
         let activations = Activations::new(isa, packed.input_roundings(), 32, 2).unwrap();
         let mut out = vec![0.25; 2 * 23];

@@ -1,11 +1,18 @@
 //! The arithmetic of the matmul kernels once more, one output at a time, from the contract's types alone.
 
 use half::bf16;
-use octavo_backend::{Matrix, WeightFormat, numerics::ActivationGroup};
+use octavo_backend::{
+    InputRounding, Matrix, WeightFormat,
+    block::{ActivationBlock, BLOCK},
+    numerics::ActivationGroup,
+};
 
 /// Output `n` of a matrix for one row of unrounded activations, in the order that [`super`] defines.
-pub(super) fn output(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
+pub(super) fn output(matrix: &Matrix, quantized_input: InputRounding, n: usize, activations: &[f32]) -> f32 {
     match matrix.data.format {
+        format if format.is_quantized() && quantized_input == InputRounding::Int16Block128 => {
+            in_blocks(matrix, n, activations)
+        }
         WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => quantized(matrix, n, activations),
         WeightFormat::Bf16 => in_pairs(matrix, n, activations),
         WeightFormat::F16 | WeightFormat::F32 => {
@@ -30,6 +37,16 @@ fn quantized(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
     sum
 }
 
+fn in_blocks(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
+    let mut sum = 0.0f32;
+    for (index, values) in activations.chunks(BLOCK).enumerate() {
+        let (weights, block) = (matrix.weight_block(n, index), ActivationBlock::round(values));
+        let dot: i64 = weights.codes.iter().zip(block.codes).map(|(w, x)| i64::from(*w) * i64::from(x)).sum();
+        sum = (dot as f32 * block.scale).mul_add(weights.scale, sum);
+    }
+    sum
+}
+
 fn in_pairs(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
     let mut weights = vec![0.0; matrix.columns];
     matrix.dequantize_row(n, &mut weights);
@@ -44,10 +61,24 @@ fn in_pairs(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
 }
 
 /// The same output in `f64` on the same rounded operands, and the sum of the magnitudes of its terms.
-pub(super) fn exact_output(matrix: &Matrix, n: usize, activations: &[f32]) -> (f64, f64) {
+pub(super) fn exact_output(
+    matrix: &Matrix,
+    quantized_input: InputRounding,
+    n: usize,
+    activations: &[f32],
+) -> (f64, f64) {
     let mut weights = vec![0.0f32; matrix.columns];
     let mut terms: Vec<f64> = Vec::new();
     match matrix.data.format {
+        format if format.is_quantized() && quantized_input == InputRounding::Int16Block128 => {
+            for (index, values) in activations.chunks(BLOCK).enumerate() {
+                let (weights, block) = (matrix.weight_block(n, index), ActivationBlock::round(values));
+                for (w, x) in weights.codes.iter().zip(block.codes) {
+                    let scales = f64::from(weights.scale) * f64::from(block.scale);
+                    terms.push(f64::from(*w) * f64::from(x) * scales);
+                }
+            }
+        }
         WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => {
             for (block, values) in activations.as_chunks().0.iter().enumerate() {
                 let (group, codes) = (ActivationGroup::round(values), matrix.codes(n, block));

@@ -199,6 +199,59 @@ unsafe fn dot_bf16(sum: __m256, weights: __m256i, activations: __m256i) -> __m25
     }
 }
 
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn zero_point_offsets(factors: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_sub_epi16(_mm256_set1_epi16(128), _mm256_slli_epi16::<3>(factors)) }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn fold(nibbles: __m256i, factors: __m256i, offsets: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_add_epi16(_mm256_mullo_epi16(nibbles, factors), offsets) }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn fold_nibbles(words: __m256i, factors: __m256i, offsets: __m256i) -> (__m256i, __m256i) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (low, upper) = (_mm256_set1_epi16(15), _mm256_set1_epi16(0xff00_u16 as i16));
+        let a = fold(_mm256_and_si256(words, low), factors, offsets);
+        let b = fold(_mm256_and_si256(_mm256_srli_epi16::<4>(words), low), factors, offsets);
+        let c = fold(_mm256_and_si256(_mm256_srli_epi16::<8>(words), low), factors, offsets);
+        let d = fold(_mm256_srli_epi16::<12>(words), factors, offsets);
+        (
+            _mm256_or_si256(_mm256_srli_epi16::<8>(a), _mm256_and_si256(b, upper)),
+            _mm256_or_si256(_mm256_srli_epi16::<8>(c), _mm256_and_si256(d, upper)),
+        )
+    }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn split_planes(codes: __m256i) -> (__m256i, __m256i) {
+    // SAFETY: the caller's.
+    unsafe {
+        let high = _mm256_srai_epi32::<7>(_mm256_add_epi32(codes, _mm256_set1_epi32(64)));
+        (high, _mm256_sub_epi32(codes, _mm256_slli_epi32::<7>(high)))
+    }
+}
+
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn join_planes(high: __m256i, low: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_add_epi32(_mm256_slli_epi32::<7>(high), low) }
+}
+
 impl Simd for Avx2 {
     type F = Floats;
     type I = Ints;
@@ -299,6 +352,15 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_word_pairs(self, from: *const u16) -> Ints {
+        // SAFETY: as in `load`.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
+            [_mm256_or_si256(low, _mm256_slli_epi32::<16>(low)), _mm256_or_si256(high, _mm256_slli_epi32::<16>(high))]
+        }
+    }
+    #[inline(always)]
     unsafe fn broadcast_bytes(self, from: *const u8) -> Ints {
         // SAFETY: as in `load`.
         unsafe { [_mm256_set1_epi32(from.cast::<i32>().read_unaligned()); 2] }
@@ -351,6 +413,26 @@ impl Simd for Avx2 {
         fn finish_nibbles(sum: Ints, correction: Ints) -> Ints = finish_nibbles;
         fn dot_biased(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_biased;
         fn dot_bf16(sum: Floats, weights: Ints, activations: Ints) -> Floats = dot_bf16;
+        fn zero_point_offsets(factors: Ints) -> Ints = zero_point_offsets;
+        fn join_planes(high: Ints, low: Ints) -> Ints = join_planes;
+    }
+    #[inline(always)]
+    fn fold_nibbles(self, words: Ints, factors: Ints, offsets: Ints) -> (Ints, Ints) {
+        // SAFETY: as in `prefetch`.
+        unsafe {
+            let (a, b) = fold_nibbles(words[0], factors[0], offsets[0]);
+            let (c, d) = fold_nibbles(words[1], factors[1], offsets[1]);
+            ([a, c], [b, d])
+        }
+    }
+    #[inline(always)]
+    fn split_planes(self, codes: Ints) -> (Ints, Ints) {
+        // SAFETY: as in `prefetch`.
+        unsafe {
+            let (a, b) = split_planes(codes[0]);
+            let (c, d) = split_planes(codes[1]);
+            ([a, c], [b, d])
+        }
     }
     #[inline(always)]
     fn mul_even(self, a: Ints, b: u32) -> Ints {

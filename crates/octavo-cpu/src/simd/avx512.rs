@@ -46,6 +46,18 @@ const ODD_WORDS: __m512i = {
     unsafe { std::mem::transmute::<[u16; 32], __m512i>(words) }
 };
 
+/// Each of the first 16 words, twice.
+const WORD_PAIRS: __m512i = {
+    let mut words = [0u16; 32];
+    let mut at = 0;
+    while at < 32 {
+        words[at] = at as u16 / 2;
+        at += 1;
+    }
+    // SAFETY: both are 64 bytes that may hold any bits.
+    unsafe { std::mem::transmute::<[u16; 32], __m512i>(words) }
+};
+
 /// The operations of both tokens; they differ in `dot_bf16`.
 ///
 /// SAFETY of all register operations: a token exists only where the instruction set does. SAFETY of loads and stores:
@@ -87,6 +99,10 @@ macro_rules! operations {
                     let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.add(16).cast())));
                     let words = _mm512_permutex2var_epi16(_mm512_castps_si512(low), ODD_WORDS, _mm512_castps_si512(high));
                     _mm512_storeu_si512(to.cast(), words);
+                }
+                fn load_word_pairs(from: *const u16) -> __m512i {
+                    let words = _mm512_castsi256_si512(_mm256_loadu_si256(from.cast()));
+                    _mm512_permutexvar_epi16(WORD_PAIRS, words)
                 }
                 fn broadcast_bytes(from: *const u8) -> __m512i {
                     _mm512_set1_epi32(from.cast::<i32>().read_unaligned())
@@ -162,6 +178,30 @@ macro_rules! operations {
                 fn dot_biased(sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
                     _mm512_dpbusd_epi32(sum, weights, activations)
                 }
+                fn zero_point_offsets(factors: __m512i) -> __m512i {
+                    _mm512_sub_epi16(_mm512_set1_epi16(128), _mm512_slli_epi16::<3>(factors))
+                }
+                fn fold_nibbles(words: __m512i, factors: __m512i, offsets: __m512i) -> (__m512i, __m512i) {
+                    let low = _mm512_set1_epi16(15);
+                    let upper = _mm512_set1_epi16(0xff00_u16 as i16);
+                    let a = fold(_mm512_and_si512(words, low), factors, offsets);
+                    let b = fold(_mm512_and_si512(_mm512_srli_epi16::<4>(words), low), factors, offsets);
+                    let c = fold(_mm512_and_si512(_mm512_srli_epi16::<8>(words), low), factors, offsets);
+                    let d = fold(_mm512_srli_epi16::<12>(words), factors, offsets);
+                    // Bit by bit `a | (b & upper)`.
+                    const OR_OF_AND: i32 = 0b1111_1000;
+                    (
+                        _mm512_ternarylogic_epi32::<OR_OF_AND>(_mm512_srli_epi16::<8>(a), b, upper),
+                        _mm512_ternarylogic_epi32::<OR_OF_AND>(_mm512_srli_epi16::<8>(c), d, upper),
+                    )
+                }
+                fn split_planes(codes: __m512i) -> (__m512i, __m512i) {
+                    let high = _mm512_srai_epi32::<7>(_mm512_add_epi32(codes, _mm512_set1_epi32(64)));
+                    (high, _mm512_sub_epi32(codes, _mm512_slli_epi32::<7>(high)))
+                }
+                fn join_planes(high: __m512i, low: __m512i) -> __m512i {
+                    _mm512_add_epi32(_mm512_slli_epi32::<7>(high), low)
+                }
                 fn dot_bf16(sum: __m512, weights: __m512i, activations: __m512i) -> __m512 {
                     $dot_bf16(sum, weights, activations)
                 }
@@ -199,6 +239,14 @@ macro_rules! operations {
 }
 operations!(Avx512, dot_bf16_by_fma);
 operations!(Avx512Bf16, dot_bf16_native);
+
+/// # Safety
+/// AVX-512 BW.
+#[inline(always)]
+unsafe fn fold(nibbles: __m512i, factors: __m512i, offsets: __m512i) -> __m512i {
+    // SAFETY: the caller's.
+    unsafe { _mm512_add_epi16(_mm512_mullo_epi16(nibbles, factors), offsets) }
+}
 
 /// The bits of each value with the lower half still to be dropped.
 ///

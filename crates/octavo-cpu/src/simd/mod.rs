@@ -205,6 +205,23 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Adds the products of four signed weights, stored with 128 added, and four activations in -127..=127.
     fn dot_biased(self, sum: Self::I, weights: Self::I, activations: Self::I) -> Self::I;
 
+    /// Reads 16 words of 16 bits, each into both halves of its lane.
+    ///
+    /// # Safety
+    /// 16 words are readable at `from`.
+    unsafe fn load_word_pairs(self, from: *const u16) -> Self::I;
+    /// `128 - 8 * word` for each of 32 words of 16 bits, wrapping: the offsets of nibbles whose zero point is 8.
+    fn zero_point_offsets(self, factors: Self::I) -> Self::I;
+    /// Turns 128 nibbles into bytes: `(nibble * factor + offset) >> 8` in words of 16 bits, wrapping.
+    ///
+    /// Both words of a lane hold four nibbles each, lowest first. The first result has, in the bytes of a lane, those of
+    /// nibbles 0 and 1 of the first word and of the second, the other one those of nibbles 2 and 3.
+    fn fold_nibbles(self, words: Self::I, factors: Self::I, offsets: Self::I) -> (Self::I, Self::I);
+    /// Splits codes of at most 15 bits, `code = high * 128 + low` with `low` in -64..=63.
+    fn split_planes(self, codes: Self::I) -> (Self::I, Self::I);
+    /// `high * 128 + low`, wrapping.
+    fn join_planes(self, high: Self::I, low: Self::I) -> Self::I;
+
     /// Adds the products of a pair of bfloat16 in each lane: the odd (upper) one first, then the even one, each by a
     /// fused multiply-add.
     ///
@@ -291,7 +308,7 @@ macro_rules! simd_shells {
                 #[cfg(target_arch = "x86_64")]
                 $crate::isa::Isa::Avx2 => avx2::<$($pass)*>,
                 #[cfg(target_arch = "x86_64")]
-                $crate::isa::Isa::Avx512 => avx512::<$($pass)*>,
+                $crate::isa::Isa::Avx512 | $crate::isa::Isa::Amx => avx512::<$($pass)*>,
                 #[cfg(target_arch = "x86_64")]
                 $crate::isa::Isa::Avx512Bf16 => avx512_bf16::<$($pass)*>,
                 #[cfg(not(target_arch = "x86_64"))]

@@ -108,6 +108,16 @@ unsafe fn int_operations<S: Simd>(simd: S, operands: &Operands, out: &mut Result
         let mut words = [0u16; 32];
         simd.widen_codes(operands.bytes.as_ptr().cast(), words.as_mut_ptr());
         out.ints.extend(words.map(i32::from));
+        let factors = simd.load_word_pairs(operands.halves.as_ptr());
+        push_int(simd, out, factors);
+        push_int(simd, out, simd.zero_point_offsets(factors));
+        let (first, second) = simd.fold_nibbles(bytes, factors, simd.xor(factors, low));
+        push_int(simd, out, first);
+        push_int(simd, out, second);
+        let (high_plane, low_plane) = simd.split_planes(simd.exponent_of(bytes));
+        push_int(simd, out, high_plane);
+        push_int(simd, out, low_plane);
+        push_int(simd, out, simd.join_planes(bytes, low));
         let sum: i32 = operands.activations.iter().flatten().map(|&v| i32::from(v)).sum();
         let correction = simd.splat_int(-8 * sum);
         let mut nibbles = simd.start_nibbles(correction);

@@ -14,10 +14,15 @@
 //! 64 bytes of codes are `[16 rows][4 bytes]`. In 8 bits, vector `i` holds columns `4i..4i + 4`; in 4 bits its low
 //! nibbles hold columns `8i..8i + 4` and its high nibbles `8i + 4..8i + 8`. So one register is 16 rows, each lane takes
 //! four products with the same four activations, and nothing is ever shuffled.
+//!
+//! Quantised matrices whose inputs are rounded to 16 bits are packed in blocks of 128 columns instead ([`block`]).
+
+pub(crate) mod block;
 
 use half::{bf16, f16};
-use octavo_backend::{BackendError, Codes, InputRounding, Matrix, WeightFormat};
+use octavo_backend::{BackendError, Codes, InputRounding, Matrix, WeightFormat, block::BLOCK};
 
+use self::block::BlockLayout;
 use crate::{
     activation::RoundingSet,
     arena::{AlignedBytes, Arena},
@@ -99,8 +104,9 @@ impl GroupLayout {
 }
 
 /// Bytes of one tile.
-fn tile_bytes(format: WeightFormat, columns: usize) -> usize {
+fn tile_bytes(format: WeightFormat, rounding: InputRounding, columns: usize) -> usize {
     match GroupLayout::of(format) {
+        Some(_) if rounding == InputRounding::Int16Block128 => BlockLayout::new(format, columns).tile_bytes(),
         Some(layout) => columns / GROUP * layout.bytes(),
         None if format == WeightFormat::Bf16 => columns.div_ceil(2) * VECTOR,
         None if format == WeightFormat::F16 => columns * TILE_ROWS * 2,
@@ -108,10 +114,11 @@ fn tile_bytes(format: WeightFormat, columns: usize) -> usize {
     }
 }
 
-/// How the CPU backend rounds the input of a matmul with weights of this format.
-pub fn input_rounding(format: WeightFormat) -> InputRounding {
+/// How the input of a matmul with weights of this format is rounded, where that of quantised ones is
+/// `quantized_input`.
+fn input_rounding(format: WeightFormat, quantized_input: InputRounding) -> InputRounding {
     match format {
-        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => InputRounding::Int8Group32,
+        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => quantized_input,
         WeightFormat::Bf16 => InputRounding::Bf16,
         WeightFormat::F16 | WeightFormat::F32 => InputRounding::None,
     }
@@ -130,6 +137,8 @@ pub struct PackedMatrix {
 pub(crate) struct Part {
     /// Of the weights.
     pub format: WeightFormat,
+    /// Of the inputs.
+    pub rounding: InputRounding,
     /// Rows, without the padding of the last tile.
     pub rows: usize,
     /// Its first row in the stack.
@@ -158,27 +167,34 @@ impl PackedMatrix {
     ///
     /// # Errors
     /// Widths that differ, a width or an amount of data that does not fit a format, memory that cannot be had.
-    pub fn pack(parts: &[Matrix]) -> Result<PackedMatrix, BackendError> {
-        PackedMatrix::pack_in(&mut Arena::sized_exactly(), parts)
+    pub fn pack(parts: &[Matrix], quantized_input: InputRounding) -> Result<PackedMatrix, BackendError> {
+        PackedMatrix::pack_in(&mut Arena::sized_exactly(), parts, quantized_input)
     }
 
-    /// Packs matrices of equal width into an arena, after what is there already.
+    /// Packs matrices of equal width into an arena, after what is there already. The input of quantised ones shall be
+    /// rounded as `quantized_input`: [`InputRounding::Int8Group32`] or [`InputRounding::Int16Block128`].
     ///
     /// # Errors
     /// As [`PackedMatrix::pack`].
-    pub fn pack_in(arena: &mut Arena, matrices: &[Matrix]) -> Result<PackedMatrix, BackendError> {
+    pub fn pack_in(
+        arena: &mut Arena,
+        matrices: &[Matrix],
+        quantized_input: InputRounding,
+    ) -> Result<PackedMatrix, BackendError> {
         let columns = matrices.first().map_or(0, |matrix| matrix.columns);
         let mut parts = Vec::with_capacity(matrices.len());
         let (mut first_row, mut first_tile, mut offset) = (0, 0, 0usize);
         for matrix in matrices {
             check(matrix, columns)?;
             let format = matrix.data.format;
+            let rounding = input_rounding(format, quantized_input);
             let part = Part {
                 format,
+                rounding,
                 rows: matrix.rows,
                 first_row,
                 first_tile,
-                tile_bytes: tile_bytes(format, columns),
+                tile_bytes: tile_bytes(format, rounding, columns),
                 offset,
             };
             first_row += part.rows;
@@ -191,7 +207,12 @@ impl PackedMatrix {
         for (part, matrix) in parts.iter().zip(matrices) {
             let bytes = &mut data.elements_mut::<u8>()[part.offset..];
             for tile in 0..part.tiles() {
-                pack_tile(matrix, tile, &mut bytes[tile * part.tile_bytes..(tile + 1) * part.tile_bytes]);
+                pack_tile(
+                    matrix,
+                    part.rounding,
+                    tile,
+                    &mut bytes[tile * part.tile_bytes..(tile + 1) * part.tile_bytes],
+                );
             }
         }
         Ok(PackedMatrix { columns, parts, data })
@@ -219,7 +240,7 @@ impl PackedMatrix {
 
     /// The roundings that the inputs of a matmul with this matrix need.
     pub fn input_roundings(&self) -> RoundingSet {
-        self.parts.iter().map(|part| input_rounding(part.format)).collect()
+        self.parts.iter().map(|part| part.rounding).collect()
     }
 
     /// The range of outputs that a range of tiles computes.
@@ -245,7 +266,8 @@ impl PackedMatrix {
         self.data.elements::<u8>()[start..start + part.tile_bytes].as_ptr()
     }
 
-    /// One row as `f32`, the same as [`Matrix::dequantize_row`] of the matrix it came from.
+    /// One row as `f32`: the same as [`Matrix::dequantize_row`] of the matrix it came from, or, in blocks, as
+    /// [`Matrix::weight_block`].
     ///
     /// # Panics
     /// If the row does not exist or `output` is shorter than [`PackedMatrix::columns`].
@@ -256,6 +278,15 @@ impl PackedMatrix {
         let start = part.offset + tile * part.tile_bytes;
         let bytes = &self.data.elements::<u8>()[start..start + part.tile_bytes];
         let output = &mut output[..self.columns];
+        if part.rounding == InputRounding::Int16Block128 {
+            for (index, out) in output.chunks_mut(BLOCK).enumerate() {
+                let block = BlockLayout::new(part.format, self.columns).read_block(bytes, row, index);
+                for (out, code) in out.iter_mut().zip(block.codes) {
+                    *out = block.scale * f32::from(code);
+                }
+            }
+            return;
+        }
         if let Some(layout) = GroupLayout::of(part.format) {
             for (group, out) in bytes.chunks_exact(layout.bytes()).zip(output.chunks_exact_mut(GROUP)) {
                 let codes = layout.read(group, row);
@@ -315,10 +346,14 @@ fn check(matrix: &Matrix, columns: usize) -> Result<(), BackendError> {
 }
 
 /// Fills one tile, which is all zeros. Rows beyond the last stay so; their outputs are never stored.
-fn pack_tile(matrix: &Matrix, tile: usize, bytes: &mut [u8]) {
+fn pack_tile(matrix: &Matrix, rounding: InputRounding, tile: usize, bytes: &mut [u8]) {
     let format = matrix.data.format;
     let first = tile * TILE_ROWS;
     for row in 0..TILE_ROWS.min(matrix.rows - first) {
+        if rounding == InputRounding::Int16Block128 {
+            BlockLayout::new(format, matrix.columns).write_row(bytes, row, matrix, first + row);
+            continue;
+        }
         let source = matrix.row_bytes(first + row);
         if let Some(layout) = GroupLayout::of(format) {
             for (group, bytes) in bytes.chunks_exact_mut(layout.bytes()).enumerate() {
@@ -348,7 +383,7 @@ mod tests {
         for format in WeightFormat::ALL {
             for (rows, columns) in [(1, 32), (5, 96), (16, 64), (33, 576)] {
                 let matrix = random_matrix(format, rows, columns, 11);
-                let packed = PackedMatrix::pack(std::slice::from_ref(&matrix)).unwrap();
+                let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), InputRounding::Int8Group32).unwrap();
                 assert_eq!((packed.rows(), packed.columns()), (rows, columns));
                 let (mut found, mut expected) = (vec![0.0f32; columns], vec![0.0f32; columns]);
                 for row in 0..rows {
@@ -362,10 +397,32 @@ mod tests {
     }
 
     #[test]
+    fn a_row_packed_in_blocks_reads_back_as_the_contract_rounds_it() {
+        for (format, bytes) in [(WeightFormat::Q4_0, 288), (WeightFormat::Q4_1, 320), (WeightFormat::Q8_0, 512)] {
+            for (rows, columns) in [(1, 32), (5, 96), (16, 128), (33, 576)] {
+                let matrix = random_matrix(format, rows, columns, 11);
+                let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), InputRounding::Int16Block128).unwrap();
+                let tile = columns / 32 * bytes + columns.div_ceil(128) * 64;
+                let expected = (rows.div_ceil(16) * tile).next_multiple_of(64);
+                assert_eq!(packed.bytes(), expected, "{format} {rows} x {columns}");
+                let mut found = vec![0.0f32; columns];
+                for row in 0..rows {
+                    packed.dequantize_row(row, &mut found);
+                    for (index, found) in found.chunks(BLOCK).enumerate() {
+                        let block = matrix.weight_block(row, index);
+                        let expected: Vec<f32> = block.codes.map(|code| block.scale * f32::from(code)).to_vec();
+                        assert_eq!(found, &expected[..found.len()], "{format} {rows} x {columns}, row {row}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn dense_formats_take_any_width() {
         for format in [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16] {
             let matrix = random_matrix(format, 3, 43, 5);
-            let packed = PackedMatrix::pack(std::slice::from_ref(&matrix)).unwrap();
+            let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), InputRounding::Int8Group32).unwrap();
             let (mut found, mut expected) = ([0.0f32; 43], [0.0f32; 43]);
             packed.dequantize_row(2, &mut found);
             matrix.dequantize_row(2, &mut expected);
@@ -380,7 +437,7 @@ mod tests {
             random_matrix(WeightFormat::Q8_0, 17, 64, 2),
             random_matrix(WeightFormat::Bf16, 16, 64, 3),
         ];
-        let packed = PackedMatrix::pack(&parts).unwrap();
+        let packed = PackedMatrix::pack(&parts, InputRounding::Int8Group32).unwrap();
         assert_eq!((packed.rows(), packed.tiles()), (38, 4));
         assert_eq!(packed.rows_of_tiles(0..1), 0..5);
         assert_eq!(packed.rows_of_tiles(1..3), 5..22);
@@ -403,7 +460,7 @@ mod tests {
             (WeightFormat::F16, 1024),
             (WeightFormat::F32, 2048),
         ] {
-            assert_eq!(tile_bytes(format, 32), bytes, "{format}");
+            assert_eq!(tile_bytes(format, InputRounding::Int8Group32, 32), bytes, "{format}");
         }
     }
 
@@ -411,12 +468,14 @@ mod tests {
     fn what_does_not_fit_is_refused_with_numbers() {
         let mut short = random_matrix(WeightFormat::Q8_0, 2, 64, 1);
         short.data.bytes.to_mut().pop();
-        let error = PackedMatrix::pack(&[short]).unwrap_err().to_string();
+        let error = PackedMatrix::pack(&[short], InputRounding::Int8Group32).unwrap_err().to_string();
         assert!(error.contains("135 bytes") && error.contains("136 bytes"), "{error}");
         let data = WeightData { format: WeightFormat::Q4_0, bytes: Cow::Borrowed(&[0; 27]) };
-        let error = PackedMatrix::pack(&[Matrix { rows: 1, columns: 48, data }]).unwrap_err().to_string();
+        let error = PackedMatrix::pack(&[Matrix { rows: 1, columns: 48, data }], InputRounding::Int8Group32)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("48 in Q4_0"), "{error}");
         let parts = [random_matrix(WeightFormat::F32, 1, 32, 1), random_matrix(WeightFormat::F32, 1, 64, 1)];
-        assert!(PackedMatrix::pack(&parts).unwrap_err().to_string().contains("64"));
+        assert!(PackedMatrix::pack(&parts, InputRounding::Int8Group32).unwrap_err().to_string().contains("64"));
     }
 }
