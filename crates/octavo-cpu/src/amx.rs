@@ -3,7 +3,7 @@
 //!
 //! Rust has no stable intrinsics for it, but its assembler knows the instructions.
 
-/// True when this machine has tiles and the 8-bit product, and the system lets this process use them.
+/// True when this machine has tiles and the products of bytes and of bfloat16, and the system lets this process use them.
 pub fn is_supported() -> bool {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     {
@@ -18,7 +18,7 @@ pub fn is_supported() -> bool {
 }
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) use unit::{PRODUCT, Planes, TILE_COLUMNS, TILE_ROWS, Tiles};
+pub(crate) use unit::{AttentionTiles, PRODUCT, Planes, TILE_COLUMNS, TILE_ROWS, Tiles};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod unit {
@@ -42,8 +42,9 @@ mod unit {
     pub fn is_present() -> bool {
         let has_xsave = __cpuid(1).ecx >> 27 & 1 == 1;
         let features = __cpuid_count(7, 0).edx;
-        let has_tiles_and_int8 = features >> 24 & 0b11 == 0b11;
-        has_xsave && has_tiles_and_int8 && {
+        let has_tiles_and_bytes = features >> 24 & 0b11 == 0b11;
+        let has_bf16 = features >> 22 & 1 == 1;
+        has_xsave && has_tiles_and_bytes && has_bf16 && {
             // SAFETY: the system has switched XSAVE on.
             let saved = unsafe { saved_state() };
             saved >> 17 & 0b11 == 0b11
@@ -83,6 +84,28 @@ mod unit {
             }
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
         }
+    }
+
+    macro_rules! load {
+        ($tile:literal, $from:expr, $stride:expr) => {
+            asm!(
+                concat!("tileloadd ", $tile, ", [{from} + {stride}*1]"),
+                from = in(reg) $from,
+                stride = in(reg) $stride,
+                options(nostack, preserves_flags, readonly),
+            )
+        };
+    }
+
+    macro_rules! multiply {
+        ($index:expr, $a:literal, $b:literal) => {
+            match $index {
+                0 => asm!(concat!("tdpbf16ps tmm0, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
+                1 => asm!(concat!("tdpbf16ps tmm1, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
+                2 => asm!(concat!("tdpbf16ps tmm2, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
+                _ => asm!(concat!("tdpbf16ps tmm3, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
+            }
+        };
     }
 
     /// This thread's tile registers, configured; given back when dropped, since their state slows the switch to another
@@ -188,6 +211,137 @@ mod unit {
                     );
                 }
             }
+        }
+    }
+
+    /// The tile registers as attention uses them, in bfloat16; otherwise as [`Tiles`].
+    ///
+    /// A product of two pairs is a chain of fused multiply-adds of the even elements from 0, one of the odd ones, then
+    /// both are added, and the result to the sum; subnormal numbers are zeros.
+    pub struct AttentionTiles(());
+
+    impl AttentionTiles {
+        /// Sums in tiles 0 to 3, queries in 4, keys in 5, probabilities in 6, values in 7.
+        const fn configuration(rows: u8) -> Configuration {
+            let (mut row_bytes, mut tile_rows) = ([0; 16], [0; 16]);
+            let mut tile = 0;
+            while tile < 8 {
+                row_bytes[tile] = 64;
+                tile_rows[tile] = rows;
+                tile += 1;
+            }
+            tile_rows[5] = 16;
+            row_bytes[6] = 32;
+            tile_rows[7] = 8;
+            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows: tile_rows }
+        }
+
+        /// Configures the registers of the calling thread for 1 to 16 rows of queries.
+        ///
+        /// # Safety
+        /// The unit [is supported](super::is_supported), and this thread has no other tiles.
+        pub unsafe fn configure(rows: usize) -> AttentionTiles {
+            debug_assert!((1..=TILE_ROWS).contains(&rows));
+            let configuration = AttentionTiles::configuration(rows as u8);
+            // SAFETY: by the contract; the configuration is valid and no compiled code uses tiles.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, preserves_flags, readonly)) };
+            AttentionTiles(())
+        }
+
+        /// Clears the four sums.
+        #[inline(always)]
+        pub fn clear(&self) {
+            // SAFETY: the tiles are configured.
+            unsafe {
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack, preserves_flags, nomem)
+                );
+            }
+        }
+
+        /// Loads 32 dimensions of the queries, rows `stride` bytes apart.
+        ///
+        /// # Safety
+        /// 64 bytes are readable at each row.
+        #[inline(always)]
+        pub unsafe fn load_queries(&self, from: *const u16, stride: usize) {
+            // SAFETY: by the contract.
+            unsafe { load!("tmm4", from, stride) };
+        }
+
+        /// Adds the products with 32 dimensions of 16 keys, `[16 pairs][16][2]`, to sum `INDEX`.
+        ///
+        /// # Safety
+        /// 1024 bytes are readable.
+        #[inline(always)]
+        pub unsafe fn add_scores<const INDEX: usize>(&self, keys: *const u16) {
+            // SAFETY: by the contract.
+            unsafe {
+                load!("tmm5", keys, 64usize);
+                multiply!(INDEX, "tmm4", "tmm5");
+            }
+        }
+
+        /// Loads the probabilities of 16 positions, rows `stride` bytes apart.
+        ///
+        /// # Safety
+        /// 32 bytes are readable at each row.
+        #[inline(always)]
+        pub unsafe fn load_probabilities(&self, from: *const u16, stride: usize) {
+            // SAFETY: by the contract.
+            unsafe { load!("tmm6", from, stride) };
+        }
+
+        /// Adds the products with 16 dimensions of 16 values, `[8 pairs][16][2]`, pairs `stride` bytes apart, to sum
+        /// `INDEX`.
+        ///
+        /// # Safety
+        /// 64 bytes are readable at each pair.
+        #[inline(always)]
+        pub unsafe fn add_values<const INDEX: usize>(&self, values: *const u16, stride: usize) {
+            // SAFETY: by the contract.
+            unsafe {
+                load!("tmm7", values, stride);
+                multiply!(INDEX, "tmm6", "tmm7");
+            }
+        }
+
+        /// Writes 16 columns of sum `INDEX`, rows `stride` bytes apart.
+        ///
+        /// # Safety
+        /// 64 bytes are writable at each row.
+        #[inline(always)]
+        pub unsafe fn store<const INDEX: usize>(&self, to: *mut f32, stride: usize) {
+            macro_rules! store {
+                ($tile:literal) => {
+                    asm!(
+                        concat!("tilestored [{to} + {stride}*1], ", $tile),
+                        to = in(reg) to,
+                        stride = in(reg) stride,
+                        options(nostack, preserves_flags),
+                    )
+                };
+            }
+            // SAFETY: by the contract.
+            unsafe {
+                match INDEX {
+                    0 => store!("tmm0"),
+                    1 => store!("tmm1"),
+                    2 => store!("tmm2"),
+                    _ => store!("tmm3"),
+                }
+            }
+        }
+    }
+
+    impl Drop for AttentionTiles {
+        fn drop(&mut self) {
+            // SAFETY: the thread has them configured.
+            unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
         }
     }
 

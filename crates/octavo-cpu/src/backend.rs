@@ -81,13 +81,7 @@ impl CpuBackend {
     }
 
     fn machine(&self) -> Machine {
-        Machine {
-            isa: self.isa,
-            workers: self.pool.count(),
-            tile: self.kernels.attention.tile(),
-            kv: self.kv,
-            quantized_input: self.quantized_input,
-        }
+        Machine { isa: self.isa, workers: self.pool.count(), kv: self.kv, quantized_input: self.quantized_input }
     }
 }
 

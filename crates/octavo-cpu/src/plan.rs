@@ -6,7 +6,7 @@ use octavo_backend::{
 
 use crate::{
     activation::{Activations, RoundingSet},
-    attention::{AttentionBuffers, AttentionSchedule, AttentionShape, AttentionSizes},
+    attention::{AttentionBuffers, AttentionSchedule, AttentionShape, AttentionSizes, tile},
     check::StepCheck,
     isa::Isa,
     kv::KvCache,
@@ -137,7 +137,7 @@ impl Sizes {
         let geometry = spec.kv_geometry(limits.block_size);
         let mut shapes: Vec<AttentionShape> = Vec::new();
         let mut shape_of_layer = Vec::with_capacity(spec.layers.len());
-        let mut sizes = AttentionSizes { int8: machine.kv == KvType::Int8, ..AttentionSizes::default() };
+        let mut sizes = AttentionSizes::default();
         let mut widest = 0;
         for (index, layer) in spec.layers.iter().enumerate() {
             let shape = AttentionShape::of(&layer.attention, geometry.group_of(index));
@@ -207,7 +207,8 @@ impl CpuPlan {
             });
         }
         let head = inputs.of(weights.head());
-        let schedules = sizes.shapes.iter().map(|shape| AttentionSchedule::new(*shape, machine.tile, limits));
+        let schedules =
+            sizes.shapes.iter().map(|shape| AttentionSchedule::new(*shape, tile(machine.isa, shape.head_size), limits));
         Ok(CpuPlan {
             schedules: schedules.collect(),
             inputs: MatmulInputs { activations: inputs.take(machine.isa, input_rows(limits))?, head },
@@ -225,8 +226,8 @@ impl CpuPlan {
 
     pub(crate) fn footprint(spec: &DecoderSpec, limits: &StepLimits, machine: Machine) -> Footprint {
         let sizes = Sizes::new(spec, limits, machine);
-        let schedules: usize =
-            sizes.shapes.iter().map(|shape| AttentionSchedule::bytes(shape, machine.tile, limits)).sum();
+        let bytes = |shape| AttentionSchedule::bytes(shape, tile(machine.isa, shape.head_size), limits);
+        let schedules: usize = sizes.shapes.iter().map(bytes).sum();
         let rows = limits.max_rows * size_of::<RowPlace>();
         Footprint {
             kv_bytes: KvCache::bytes(spec, limits, machine.kv),
@@ -257,8 +258,6 @@ impl CpuPlan {
 pub(crate) struct Machine {
     pub isa: Isa,
     pub workers: usize,
-    /// Rows of a full attention tile.
-    pub tile: usize,
     /// What the cache keeps.
     pub kv: KvType,
     /// How the inputs of quantised matrices are rounded.

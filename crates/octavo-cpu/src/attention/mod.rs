@@ -1,12 +1,15 @@
 //! Paged attention: cuts a step into units of work and runs them.
 //!
-//! A unit is a tile of up to 8 rows that read the same KV head of the same sequence: the query heads of its group, of one
+//! A unit is a tile of up to 16 rows that read the same KV head of the same sequence: the query heads of its group, of one
 //! token or of several. The head's keys and values are read once for all of them. Positions are cut in chunks at 0, 256,
 //! 512, ...; each chunk's partial result is finished before it is merged into those of the chunks before it. Short spans
 //! over long contexts have their chunks spread over the workers, all others walk them in order: the same tree of
 //! operations either way.
 
+mod chunk;
 mod kernel;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod matrix_unit;
 mod merge;
 mod schedule;
 #[cfg(test)]
@@ -16,8 +19,7 @@ use std::ops::Range;
 
 use octavo_backend::{AttentionSpec, GroupInputs, StepInputs};
 
-use kernel::GROUP as WIDENED_TOKENS;
-pub use kernel::{CHUNK, MAX_TILE};
+pub use chunk::{CHUNK, MAX_TILE};
 pub use schedule::{AttentionSchedule, Unit};
 
 use crate::{
@@ -25,7 +27,9 @@ use crate::{
     kv::KvLayer,
     work::{Place, WorkLayout, WorkMemory},
 };
-use kernel::{ChunkTask, chunk_kernel};
+use chunk::{ChunkTask, GROUP};
+use half::bf16;
+use kernel::{VECTOR_TILE, chunk_kernel};
 use merge::{finish_kernel, merge_kernel, state_len};
 
 /// What two layers must share for the same units of work to serve both.
@@ -70,17 +74,39 @@ type ChunkKernel = unsafe fn(&ChunkTask<'_>);
 
 /// The kernels of one instruction set.
 pub struct AttentionKernels {
-    chunks: [ChunkKernel; MAX_TILE],
+    isa: Isa,
+    chunks: [ChunkKernel; VECTOR_TILE],
     merge: unsafe fn(*mut f32, *const f32, usize),
     finish: unsafe fn(*const f32, *mut f32, usize),
-    /// Rows of a full tile.
-    tile: usize,
+}
+
+/// Rows of a full tile on an instruction set.
+pub fn tile(isa: Isa, head_size: usize) -> usize {
+    match isa {
+        Isa::Scalar | Isa::Avx2 => 4,
+        _ if uses_matrix_unit(isa, head_size) => MAX_TILE,
+        _ => VECTOR_TILE,
+    }
+}
+
+/// True when heads of this size go to the matrix unit: a matter of the model, never of a step.
+fn uses_matrix_unit(isa: Isa, head_size: usize) -> bool {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    {
+        isa == Isa::Amx && matrix_unit::takes(head_size)
+    }
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    {
+        let _ = (isa, head_size);
+        false
+    }
 }
 
 impl AttentionKernels {
     /// The kernels for `isa`, which this machine must have.
     pub fn new(isa: Isa) -> AttentionKernels {
         AttentionKernels {
+            isa,
             chunks: [
                 chunk_kernel::<1>(isa),
                 chunk_kernel::<2>(isa),
@@ -93,13 +119,20 @@ impl AttentionKernels {
             ],
             merge: merge_kernel(isa),
             finish: finish_kernel(isa),
-            tile: if isa >= Isa::Avx512 { MAX_TILE } else { 4 },
         }
     }
 
-    /// Rows of a full tile.
-    pub fn tile(&self) -> usize {
-        self.tile
+    /// # Safety
+    /// The task is one that a kernel for its head size takes.
+    unsafe fn run(&self, task: &ChunkTask<'_>) {
+        // SAFETY: by the contract; the kernels were made for an instruction set that is there.
+        unsafe {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            if uses_matrix_unit(self.isa, task.layer.head_size()) {
+                return matrix_unit::attend_chunk(task);
+            }
+            self.chunks[task.rows - 1](task);
+        }
     }
 }
 
@@ -118,12 +151,13 @@ pub struct AttentionBuffers {
 
 #[derive(Debug, Clone, Copy)]
 struct WorkerBuffers {
-    /// `[head_size / 2][rows][2]`.
-    queries: Place<u16>,
+    /// In the kernel's layout, at most `[VECTOR_TILE][head_size]` or half as many bytes for each of `MAX_TILE` rows.
+    queries: Place<f32>,
     /// Of the chunks so far, then of the current one: `[2][MAX_TILE][state_len]`.
     states: Place<f32>,
-    half_pair: Place<u32>,
-    widened: Place<u16>,
+    /// `[MAX_TILE][head_size]`.
+    sums: Place<f32>,
+    copies: Place<u16>,
 }
 
 impl AttentionBuffers {
@@ -136,10 +170,10 @@ impl AttentionBuffers {
             partials: layout.place(sizes.partials * state_len(head_size)),
             workers: (0..workers)
                 .map(|_| WorkerBuffers {
-                    queries: layout.place(MAX_TILE * head_size),
+                    queries: layout.place(VECTOR_TILE * head_size),
                     states: layout.place(2 * MAX_TILE * state_len(head_size)),
-                    half_pair: layout.place(head_size),
-                    widened: layout.place(if sizes.int8 { WIDENED_TOKENS * 2 * head_size } else { 0 }),
+                    sums: layout.place(MAX_TILE * head_size),
+                    copies: layout.place(GROUP * 2 * head_size),
                 })
                 .collect(),
         }
@@ -155,8 +189,6 @@ pub struct AttentionSizes {
     pub width: usize,
     /// Partial states, one for each row, query head and chunk that is spread.
     pub partials: usize,
-    /// The cache has 8-bit elements.
-    pub int8: bool,
 }
 
 /// One layer's attention in one step, as every worker sees it.
@@ -197,15 +229,16 @@ impl Attention<'_> {
             layer: self.layer,
             table: self.table().table(unit.span),
             head: unit.head,
+            rows: unit.rows,
             queries: self.memory.pointer(own.queries),
             visible: [const { 0..0 }; MAX_TILE],
             states: current.as_mut_ptr(),
-            half_pair: self.memory.pointer(own.half_pair),
-            widened: self.memory.pointer(own.widened),
+            sums: self.memory.pointer(own.sums),
+            copies: self.memory.pointer(own.copies),
         };
         // SAFETY: the worker's own places, sized for the largest head and tile; the caller vouches for the cache.
         unsafe {
-            self.gather_queries(unit, self.memory.write(own.queries, 0..MAX_TILE * self.shape.head_size));
+            self.gather_queries(unit, self.memory.write(own.queries, 0..VECTOR_TILE * self.shape.head_size));
             if let Some(spread) = unit.spread {
                 let at = spread.partial * stride;
                 task.states = self.memory.write(self.buffers.partials, at..at + unit.rows * stride).as_mut_ptr();
@@ -241,19 +274,28 @@ impl Attention<'_> {
             *range = start..visible.end.min(positions.end).max(start);
         }
         // SAFETY: by the contract.
-        unsafe { self.kernels.chunks[unit.rows - 1](task) }
+        unsafe { self.kernels.run(task) }
     }
 
-    /// Interleaves the tile's queries, so that the kernel's broadcasts read them one after another.
-    fn gather_queries(&self, unit: &Unit, gathered: &mut [u16]) {
+    /// Brings the tile's queries into the kernel's layout: `[rows][head_size]` as they are for the matrix unit, else
+    /// `[head_size / 2][rows][2]` as floats, so that the kernel's broadcasts read them one after another.
+    fn gather_queries(&self, unit: &Unit, gathered: &mut [f32]) {
         let head_size = self.shape.head_size;
+        let as_they_are = uses_matrix_unit(self.kernels.isa, head_size);
         for row in 0..unit.rows {
             let (token, head) = unit.row(self, row);
             let at = (token * self.shape.num_heads + head) * head_size;
             // SAFETY: the caller of `run` says that nobody writes queries now.
             let query = unsafe { self.memory.read(self.buffers.queries, at..at + head_size) };
-            for (pair, query) in query.chunks_exact(2).enumerate() {
-                gathered[(pair * unit.rows + row) * 2..][..2].copy_from_slice(query);
+            if as_they_are {
+                let to = gathered[row * head_size / 2..][..head_size / 2].as_mut_ptr().cast::<u16>();
+                // SAFETY: as many bytes, and any bits are a float.
+                unsafe { to.copy_from_nonoverlapping(query.as_ptr(), head_size) };
+                continue;
+            }
+            for (pair, query) in query.as_chunks::<2>().0.iter().enumerate() {
+                let floats = query.map(|bits| bf16::from_bits(bits).to_f32());
+                gathered[(pair * unit.rows + row) * 2..][..2].copy_from_slice(&floats);
             }
         }
     }

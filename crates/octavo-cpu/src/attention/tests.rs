@@ -103,12 +103,12 @@ impl Sequence {
     fn attend(&self, isa: Isa, tile: Option<usize>, start: usize, len: usize, workers: usize) -> Vec<f32> {
         let limits = limits(&self.case);
         let shape = AttentionShape::of(&spec(&self.case).layers[0].attention, 0);
-        let mut kernels = AttentionKernels::new(isa);
-        kernels.tile = tile.unwrap_or(kernels.tile);
+        let kernels = AttentionKernels::new(isa);
+        let tile = tile.unwrap_or(super::tile(isa, shape.head_size));
         let width = shape.num_heads * shape.head_size;
         let partials = AttentionSchedule::partials(&shape, &limits);
         let mut layout = WorkLayout::default();
-        let sizes = AttentionSizes { head_size: shape.head_size, width, partials, int8: self.case.kv == KvType::Int8 };
+        let sizes = AttentionSizes { head_size: shape.head_size, width, partials };
         let buffers = AttentionBuffers::new(&mut layout, limits.max_rows, sizes, workers);
         let memory = WorkMemory::new(&layout).unwrap();
         let inputs = StepInputs {
@@ -121,7 +121,7 @@ impl Sequence {
             }],
             ..StepInputs::default()
         };
-        let mut schedule = AttentionSchedule::new(shape, kernels.tile, &limits);
+        let mut schedule = AttentionSchedule::new(shape, tile, &limits);
         schedule.plan(&inputs, workers);
         let attention = Attention {
             kernels: &kernels,

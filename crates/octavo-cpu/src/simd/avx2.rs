@@ -352,6 +352,17 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_rounded_bf16(self, to: *mut u16, value: Floats) {
+        // SAFETY: as in `load`.
+        unsafe {
+            let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(value[0]));
+            let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(value[1]));
+            // Packing works within 128-bit parts; the permutation puts them in order again.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+            _mm256_storeu_si256(to.cast(), words);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_word_pairs(self, from: *const u16) -> Ints {
         // SAFETY: as in `load`.
         unsafe {
@@ -423,6 +434,14 @@ impl Simd for Avx2 {
             let (a, b) = fold_nibbles(words[0], factors[0], offsets[0]);
             let (c, d) = fold_nibbles(words[1], factors[1], offsets[1]);
             ([a, c], [b, d])
+        }
+    }
+    #[inline(always)]
+    fn split_bf16(self, pairs: Ints) -> (Floats, Floats) {
+        // SAFETY: as in `prefetch`.
+        unsafe {
+            let even = [_mm256_slli_epi32::<16>(pairs[0]), _mm256_slli_epi32::<16>(pairs[1])];
+            ([_mm256_castsi256_ps(even[0]), _mm256_castsi256_ps(even[1])], [keep_upper(pairs[0]), keep_upper(pairs[1])])
         }
     }
     #[inline(always)]

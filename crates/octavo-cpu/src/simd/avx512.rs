@@ -94,6 +94,10 @@ macro_rules! operations {
                     let bits = _mm512_srli_epi32::<16>(round_bf16(value));
                     _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(bits))
                 }
+                fn store_rounded_bf16(to: *mut u16, value: __m512) -> () {
+                    let bits = _mm512_srli_epi32::<16>(_mm512_castps_si512(value));
+                    _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(bits))
+                }
                 fn widen_codes(from: *const i8, to: *mut u16) -> () {
                     let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())));
                     let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.add(16).cast())));
@@ -134,6 +138,10 @@ macro_rules! operations {
                 fn round_bf16(value: __m512) -> __m512 {
                     let bits = _mm512_and_si512(round_bf16(value), _mm512_set1_epi32(0xffff_0000_u32 as i32));
                     _mm512_castsi512_ps(bits)
+                }
+                fn split_bf16(pairs: __m512i) -> (__m512, __m512) {
+                    let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+                    (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd))
                 }
                 fn add_int(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
                 fn max_int(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }

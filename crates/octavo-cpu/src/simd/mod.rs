@@ -94,6 +94,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 16 values are writable at `to`.
     unsafe fn store_bf16(self, to: *mut u16, value: Self::F);
+    /// Writes 16 floats that are bfloat16 already.
+    ///
+    /// # Safety
+    /// 16 values are writable at `to`.
+    unsafe fn store_rounded_bf16(self, to: *mut u16, value: Self::F);
     /// Turns 32 signed bytes into bfloat16, which holds each of them exactly.
     ///
     /// # Safety
@@ -138,6 +143,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn pow2(self, n: Self::I) -> Self::F;
     /// Each lane to bfloat16, to nearest, ties to even, and back.
     fn round_bf16(self, value: Self::F) -> Self::F;
+    /// The even (lower) bfloat16 of each lane, and the odd one.
+    fn split_bf16(self, pairs: Self::I) -> (Self::F, Self::F);
     /// `a + b`, wrapping.
     fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
     /// The larger signed integer.

@@ -419,6 +419,17 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn store_rounded_bf16(self, to: *mut u16, value: Floats) {
+        for (lane, value) in value.into_iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe { to.add(lane).write_unaligned((value.to_bits() >> 16) as u16) };
+        }
+    }
+    #[inline(always)]
+    fn split_bf16(self, pairs: Ints) -> (Floats, Floats) {
+        (self.bits_to_float(map_ints(pairs, |v| v << 16)), self.bits_to_float(map_ints(pairs, |v| v & !0xffff)))
+    }
+    #[inline(always)]
     unsafe fn load_word_pairs(self, from: *const u16) -> Ints {
         let mut out = [0; LANES];
         for (lane, out) in out.iter_mut().enumerate() {

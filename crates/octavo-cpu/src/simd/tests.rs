@@ -108,6 +108,12 @@ unsafe fn int_operations<S: Simd>(simd: S, operands: &Operands, out: &mut Result
         let mut words = [0u16; 32];
         simd.widen_codes(operands.bytes.as_ptr().cast(), words.as_mut_ptr());
         out.ints.extend(words.map(i32::from));
+        let (even, odd) = simd.split_bf16(bytes);
+        push(simd, out, even);
+        push(simd, out, odd);
+        let mut words = [0u16; 16];
+        simd.store_rounded_bf16(words.as_mut_ptr(), odd);
+        out.ints.extend(words.map(i32::from));
         let factors = simd.load_word_pairs(operands.halves.as_ptr());
         push_int(simd, out, factors);
         push_int(simd, out, simd.zero_point_offsets(factors));

@@ -1,0 +1,306 @@
+//! One chunk of positions for a tile of rows: what every kernel of attention has in common.
+//!
+//! The arithmetic of one row, positions in groups of 64:
+//! - scores: for each 32 dimensions, the products of the even ones and those of the odd ones, each by a chain of fused
+//!   multiply-adds from 0; both are added, and the result to the score. This is what a matrix unit's bfloat16 product
+//!   does;
+//! - softmax against the largest score so far;
+//! - values: for each 16 positions, the even and the odd ones in the same way; added to the group's sum. Then
+//!   `output = fma(output, change, sum)`, where `change` takes the output so far to the new largest score.
+//!
+//! Invariant (row invariance): what is computed for a row, and in which order, follows from its own range of positions.
+//! The other rows of its tile only share loads with it. Adding a product with a probability of 0 changes no bit, since no
+//! sum is ever a negative zero; but what a row does not see may hold anything, and must not even be multiplied by zero.
+
+use std::ops::Range;
+
+use octavo_backend::KvType;
+
+use crate::{
+    kv::{KvLayer, SUB_BLOCK},
+    simd::{LANES, Simd, exp, first_lanes},
+};
+
+use super::merge::{STATE_HEADER, state_len};
+
+/// Positions are cut into chunks at multiples of this; a chunk's partial result is complete before it is merged.
+pub const CHUNK: usize = 256;
+
+/// Positions of one softmax group: scored, then rescaled once.
+pub(super) const GROUP: usize = 64;
+
+/// Sub-blocks of a group.
+pub(super) const SUB_BLOCKS: usize = GROUP / SUB_BLOCK;
+
+/// Dimensions whose products are one chain each of even and of odd ones.
+pub(super) const SCORED_DIMENSIONS: usize = 32;
+
+/// Rows of the largest tile.
+pub const MAX_TILE: usize = 16;
+
+/// What a chunk's kernel needs. Rows are query heads of one or several tokens that read the same KV head.
+pub struct ChunkTask<'a> {
+    /// The layer's cache.
+    pub layer: KvLayer<'a>,
+    /// The sequence's block table.
+    pub table: &'a [u32],
+    /// The KV head.
+    pub head: usize,
+    /// Rows of the tile.
+    pub rows: usize,
+    /// Queries, scaled and rounded, in the kernel's own layout.
+    pub queries: *const f32,
+    /// The positions that each row sees in this chunk; a range may be empty.
+    pub visible: [Range<usize>; MAX_TILE],
+    /// Where the rows' states go, `[rows][state_len]`.
+    pub states: *mut f32,
+    /// Space for the weighted values of a group, `[rows][head_size]`.
+    pub sums: *mut f32,
+    /// Space for a group's keys and values in bfloat16, `[4][2 * 16 * head_size]`.
+    pub copies: *mut u16,
+}
+
+/// The state of a tile's rows within a chunk.
+pub(super) struct Rows<S: Simd> {
+    /// Of one group; after [`Rows::softmax`] probabilities, rounded to bfloat16.
+    pub scores: [[f32; GROUP]; MAX_TILE],
+    /// The same probabilities in 16 bits, where a kernel asks for them.
+    pub probabilities: [[u16; GROUP]; MAX_TILE],
+    /// The largest scores so far.
+    pub largest: [f32; MAX_TILE],
+    /// The sums of probabilities so far.
+    pub totals: [S::F; MAX_TILE],
+}
+
+/// The scales of an 8-bit group's keys and of its values.
+pub(super) struct Scales {
+    pub keys: [f32; GROUP],
+    pub values: [f32; GROUP],
+}
+
+/// One softmax group: 64 positions.
+pub(super) struct Group {
+    /// The keys of each sub-block, the values behind them; null where no row sees anything.
+    pub sub_blocks: [*const u16; SUB_BLOCKS],
+    /// Where the next group's keys are.
+    pub next: [*const u16; SUB_BLOCKS],
+    /// What each row sees, relative to the group.
+    pub visible: [Range<usize>; MAX_TILE],
+}
+
+/// From the first to the last position that any row sees.
+#[inline(always)]
+pub(super) fn seen_by_any(visible: &[Range<usize>]) -> Range<usize> {
+    let (mut start, mut end) = (usize::MAX, 0);
+    for visible in visible {
+        if !visible.is_empty() {
+            (start, end) = (start.min(visible.start), end.max(visible.end));
+        }
+    }
+    start.min(end)..end
+}
+
+/// Looks up the sub-blocks of a group that any row sees.
+#[inline(always)]
+pub(super) fn sub_blocks_at(task: &ChunkTask<'_>, start: usize, seen: &Range<usize>) -> [*const u16; SUB_BLOCKS] {
+    let block_size = task.layer.block_size();
+    let mut sub_blocks = [std::ptr::null(); SUB_BLOCKS];
+    for (index, pointer) in sub_blocks.iter_mut().enumerate() {
+        let position = start + index * SUB_BLOCK;
+        if position < seen.end && position + SUB_BLOCK > seen.start {
+            let block = task.table[position / block_size] as usize;
+            *pointer = task.layer.sub_block(block, task.head, position % block_size).cast_const().cast();
+        }
+    }
+    sub_blocks
+}
+
+/// Turns the codes of a group into bfloat16, which holds them exactly, and collects their scales; the pointers then lead
+/// to the copies. What comes next is fetched ahead.
+///
+/// # Safety
+/// The pointers are sub-blocks of the cache or null, and nobody writes them; the elements are 8-bit codes.
+#[inline(always)]
+pub(super) unsafe fn widen<S: Simd>(
+    simd: S,
+    task: &ChunkTask<'_>,
+    sub_blocks: &mut [*const u16; SUB_BLOCKS],
+    next: &[*const u16; SUB_BLOCKS],
+    scales: &mut Scales,
+) {
+    let elements = 2 * SUB_BLOCK * task.layer.head_size();
+    for (index, (pointer, next)) in sub_blocks.iter_mut().zip(next).enumerate() {
+        if pointer.is_null() {
+            continue;
+        }
+        // SAFETY: a sub-block has as many codes and then the scales of 16 keys and of 16 values.
+        unsafe {
+            let (from, to) = (pointer.cast::<i8>(), task.copies.add(index * elements));
+            for at in (0..elements).step_by(2 * LANES) {
+                simd.prefetch(next.cast::<u8>().wrapping_add(at));
+                simd.widen_codes(from.add(at), to.add(at));
+            }
+            let found: *const u16 = from.add(elements).cast();
+            simd.store(scales.keys.as_mut_ptr().add(index * SUB_BLOCK), simd.load_bf16(found));
+            simd.store(scales.values.as_mut_ptr().add(index * SUB_BLOCK), simd.load_bf16(found.add(SUB_BLOCK)));
+            *pointer = to;
+        }
+    }
+}
+
+/// What the rows of a tile see of the group at `start`.
+#[inline(always)]
+pub(super) fn visible_in_group(visible: &[Range<usize>; MAX_TILE], start: usize) -> [Range<usize>; MAX_TILE] {
+    let mut relative = [const { 0..0 }; MAX_TILE];
+    for (relative, absolute) in relative.iter_mut().zip(visible) {
+        *relative = absolute.start.saturating_sub(start).min(GROUP)..absolute.end.saturating_sub(start).min(GROUP);
+    }
+    relative
+}
+
+/// What a row sees of sub-block `index`, relative to it.
+#[inline(always)]
+pub(super) fn visible_in_sub_block(visible: &Range<usize>, index: usize) -> Range<usize> {
+    let relative = |position: usize| position.saturating_sub(index * SUB_BLOCK).min(SUB_BLOCK);
+    relative(visible.start)..relative(visible.end)
+}
+
+/// The lanes of sub-block `index` that lie in a range of the group.
+#[inline(always)]
+fn mask(visible: &Range<usize>, index: usize) -> u16 {
+    let visible = visible_in_sub_block(visible, index);
+    first_lanes(visible.end) & !first_lanes(visible.start)
+}
+
+impl<S: Simd> Rows<S> {
+    pub fn new(simd: S) -> Rows<S> {
+        Rows {
+            scores: [[0.0; GROUP]; MAX_TILE],
+            probabilities: [[0; GROUP]; MAX_TILE],
+            largest: [f32::NEG_INFINITY; MAX_TILE],
+            totals: [simd.splat(0.0); MAX_TILE],
+        }
+    }
+
+    /// Turns the scores of the first `rows` rows into probabilities against the largest score so far, with `WORDS` into
+    /// words as well; returns the factors on what was summed before.
+    ///
+    /// A row that sees nothing keeps its state and scores; its words are zeros.
+    #[inline(always)]
+    pub fn softmax<const WORDS: bool>(
+        &mut self,
+        simd: S,
+        rows: usize,
+        visible: &[Range<usize>; MAX_TILE],
+        scales: Option<&Scales>,
+    ) -> [f32; MAX_TILE] {
+        let nothing = simd.splat(f32::NEG_INFINITY);
+        let mut changes = [0.0f32; MAX_TILE];
+        for row in 0..rows {
+            if visible[row].is_empty() {
+                continue;
+            }
+            let mut most = simd.splat(self.largest[row]);
+            for index in 0..SUB_BLOCKS {
+                // SAFETY: in bounds; what was not scored is masked.
+                let scores = unsafe {
+                    let place = self.scores[row].as_mut_ptr().add(index * LANES);
+                    let mut scores = simd.load(place);
+                    if let Some(scales) = scales {
+                        scores = simd.mul(scores, simd.load(scales.keys.as_ptr().add(index * LANES)));
+                        simd.store(place, scores);
+                    }
+                    scores
+                };
+                most = simd.max(simd.select(mask(&visible[row], index), scores, nothing), most);
+            }
+            let most = simd.fold_max(most);
+            changes[row] = self.largest[row] - most;
+            self.largest[row] = most;
+        }
+        // SAFETY: 16 floats.
+        unsafe {
+            let factors = exp(simd, simd.load(changes.as_ptr()));
+            simd.store(changes.as_mut_ptr(), factors);
+        }
+        for row in 0..rows {
+            if visible[row].is_empty() {
+                if WORDS {
+                    self.probabilities[row] = [0; GROUP];
+                }
+                continue;
+            }
+            let most = simd.splat(self.largest[row]);
+            let mut total = simd.mul(self.totals[row], simd.splat(changes[row]));
+            for index in 0..SUB_BLOCKS {
+                // SAFETY: in bounds.
+                unsafe {
+                    let place = self.scores[row].as_mut_ptr().add(index * LANES);
+                    let probabilities = exp(simd, simd.sub(simd.load(place), most));
+                    let (seen, zero) = (mask(&visible[row], index), simd.splat(0.0));
+                    let mut probabilities = simd.select(seen, probabilities, zero);
+                    if let Some(scales) = scales {
+                        total = simd.add(total, probabilities);
+                        let values = simd.load(scales.values.as_ptr().add(index * LANES));
+                        // What is not seen may have any scale.
+                        probabilities = simd.select(seen, simd.mul(probabilities, values), zero);
+                        probabilities = simd.round_bf16(probabilities);
+                    } else {
+                        probabilities = simd.round_bf16(probabilities);
+                        total = simd.add(total, probabilities);
+                    }
+                    if WORDS {
+                        let words = self.probabilities[row].as_mut_ptr().add(index * LANES);
+                        simd.store_rounded_bf16(words, probabilities);
+                    } else {
+                        simd.store(place, probabilities);
+                    }
+                }
+            }
+            self.totals[row] = total;
+        }
+        changes
+    }
+
+    /// Moves the outputs to the new largest scores and adds the group's sums: `output = fma(output, change, sum)`.
+    ///
+    /// # Safety
+    /// The task's states and sums hold `task.rows` rows and belong to the caller.
+    #[inline(always)]
+    pub unsafe fn add_sums(simd: S, task: &ChunkTask<'_>, rows: usize, changes: &[f32; MAX_TILE]) {
+        let head_size = task.layer.head_size();
+        for row in 0..rows {
+            let change = simd.splat(changes[row]);
+            // SAFETY: by the contract.
+            unsafe {
+                let output = task.states.add(row * state_len(head_size) + STATE_HEADER);
+                let sums = task.sums.add(row * head_size);
+                for at in (0..head_size).step_by(LANES) {
+                    let sum = simd.fma(simd.load(output.add(at)), change, simd.load(sums.add(at)));
+                    simd.store(output.add(at), sum);
+                }
+            }
+        }
+    }
+
+    /// Writes the heads of the states.
+    ///
+    /// # Safety
+    /// As [`Rows::add_sums`].
+    #[inline(always)]
+    pub unsafe fn finish(&self, simd: S, task: &ChunkTask<'_>, rows: usize) {
+        let stride = state_len(task.layer.head_size());
+        for row in 0..rows {
+            // SAFETY: by the contract.
+            unsafe {
+                *task.states.add(row * stride) = self.largest[row];
+                *task.states.add(row * stride + 1) = simd.fold(self.totals[row]);
+            }
+        }
+    }
+}
+
+/// True when the cache has 8-bit elements.
+pub(super) fn is_int8(task: &ChunkTask<'_>) -> bool {
+    task.layer.kind() == KvType::Int8
+}
