@@ -13,11 +13,11 @@ use half::bf16;
 use octavo_backend::{BackendError, SampleError, Sampled, StepInputs, StepResult, TokenLogprobs, numerics::rms_norm};
 
 use crate::{
-    activation::{Activations, Norm},
+    activation::{Activations, Norm, ROW_BLOCK},
     attention::{Attention, AttentionKernels},
     matmul::{Matmul, Mode, Output},
-    pack::PackedMatrix,
-    plan::{CpuPlan, LayerPlan},
+    pack::{PackedMatrix, TILE_ROWS},
+    plan::{CpuPlan, GATED_COLUMNS, GATED_ROWS, LayerPlan},
     pointwise::GateKernel,
     pool::{Pool, Worker},
     sampler::{Sampler, Scratch},
@@ -227,18 +227,49 @@ impl Step<'_> {
         let norm = Norm { weight: &weights.mlp_norm, epsilon };
         let inputs = &self.plan.inputs.activations[plan.gate_up];
         self.normalize(worker, inputs, norm);
-        self.project(worker, &weights.gate_up, inputs, self.projected(weights.gate_up.rows()));
-        let inputs = &self.plan.inputs.activations[plan.down];
-        self.for_each_row(worker, |row| {
-            // SAFETY: see the module.
-            unsafe {
-                let gate_up = self.row_mut(self.plan.buffers.projected, row, weights.gate_up.rows());
-                let (gate, up) = gate_up.split_at_mut(plan.intermediate_size);
-                self.kernels.silu.apply(gate, up);
-                inputs.write_row(row, gate);
+        let gated = &self.plan.inputs.activations[plan.down];
+        let rows = self.inputs.tokens.len();
+        // Few rows are little work for each column, so that narrow pieces share it out better.
+        let width = if rows > ROW_BLOCK { GATED_COLUMNS } else { gated.record_columns() };
+        let pieces = plan.intermediate_size.div_ceil(width);
+        worker.for_each(rows.div_ceil(GATED_ROWS) * pieces, 1, |range| {
+            for item in range {
+                let (first_row, first) = (item / pieces * GATED_ROWS, item % pieces * width);
+                let columns = first..plan.intermediate_size.min(first + width);
+                let rows = first_row..rows.min(first_row + GATED_ROWS);
+                self.gate(worker, &weights.gate_up, inputs, rows, columns, gated);
             }
         });
-        self.project(worker, &weights.down, inputs, self.residual());
+        self.project(worker, &weights.down, gated, self.residual());
+    }
+
+    /// Some rows and columns of the MLP's inner state, rounded for the projection down.
+    fn gate(
+        &self,
+        worker: &Worker<'_>,
+        gate_up: &PackedMatrix,
+        inputs: &Activations,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        gated: &Activations,
+    ) {
+        let place = self.plan.buffers.gated[worker.index];
+        // SAFETY: the worker's own place.
+        let (gate, up) = unsafe { self.plan.memory.write(place, 0..place.len()) }.split_at_mut(place.len() / 2);
+        for (half, part) in [&mut *gate, &mut *up].into_iter().zip(gate_up.parts()) {
+            let tiles = part.first_tile + columns.start / TILE_ROWS..part.first_tile + columns.end.div_ceil(TILE_ROWS);
+            let first = part.first_row + columns.start;
+            let output = Output::window(half.as_mut_ptr(), GATED_COLUMNS, rows.start, first, Mode::Store);
+            // SAFETY: see the module; the place holds all rows and columns.
+            unsafe { self.kernels.matmul.run(gate_up, inputs, rows.clone(), tiles, output) };
+        }
+        let halves = gate.chunks_exact_mut(GATED_COLUMNS).zip(up.chunks_exact(GATED_COLUMNS));
+        for (row, (gate, up)) in rows.zip(halves) {
+            let gate = &mut gate[..columns.len()];
+            self.kernels.silu.apply(gate, &up[..columns.len()]);
+            // SAFETY: see the module.
+            unsafe { gated.write_columns(row, columns.start, gate) };
+        }
     }
 
     /// The hidden states that are wanted.
@@ -333,9 +364,13 @@ impl Step<'_> {
 
     /// One region: a matmul over all rows.
     fn project(&self, worker: &Worker<'_>, matrix: &PackedMatrix, inputs: &Activations, output: Output) {
-        worker.for_each_shrinking(matrix.tiles(), |tiles| {
+        let rows = self.inputs.tokens.len();
+        // The matrix unit takes two tiles at a time.
+        let at_once = if rows > 1 { 2 } else { 1 };
+        worker.for_each_shrinking(matrix.tiles().div_ceil(at_once), |range| {
+            let tiles = range.start * at_once..matrix.tiles().min(range.end * at_once);
             // SAFETY: see the module; the buffers are sized for the widest layer.
-            unsafe { self.kernels.matmul.run(matrix, inputs, 0..self.inputs.tokens.len(), tiles, output) };
+            unsafe { self.kernels.matmul.run(matrix, inputs, 0..rows, tiles, output) };
         });
     }
 

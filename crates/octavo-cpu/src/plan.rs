@@ -18,6 +18,11 @@ use crate::{
     work::{Place, WorkLayout, WorkMemory},
 };
 
+/// Rows and columns of the MLP that a worker takes on at once: what it computes of them stays in its cache until it is
+/// rounded.
+pub(crate) const GATED_ROWS: usize = 128;
+pub(crate) const GATED_COLUMNS: usize = octavo_backend::block::BLOCK;
+
 /// Most rows of logits that are held at once.
 const HEAD_ROWS: usize = 64;
 
@@ -67,8 +72,10 @@ pub(crate) struct RowPlace {
 pub(crate) struct Buffers {
     /// The residual stream, `[rows, hidden_size]`.
     pub hidden: Place<f32>,
-    /// Queries, keys and values, later gate and up: `[rows, widest]`.
+    /// Queries, keys and values: `[rows, widest]`.
     pub projected: Place<f32>,
+    /// Of each worker, gate and up of some rows and columns: `[2][GATED_ROWS][GATED_COLUMNS]`.
+    pub gated: Vec<Place<f32>>,
     /// `[head_rows, vocab_size]`.
     pub logits: Place<f32>,
     pub attention: AttentionBuffers,
@@ -149,16 +156,17 @@ impl Sizes {
             sizes.head_size = sizes.head_size.max(shape.head_size);
             sizes.width = sizes.width.max(shape.num_heads * shape.head_size);
             sizes.partials = sizes.partials.max(AttentionSchedule::partials(&shape, limits));
-            widest = widest.max(layer.attention.qkv_rows()).max(2 * intermediate_size(&layer.mlp));
+            widest = widest.max(layer.attention.qkv_rows());
         }
         let rows = limits.max_rows;
         let mut layout = WorkLayout::default();
         let (hidden, projected) = (layout.place(rows * spec.hidden_size), layout.place(rows * widest));
+        let gated = (0..workers).map(|_| layout.place(2 * GATED_ROWS.min(rows) * GATED_COLUMNS)).collect();
         let logits = layout.place(head_rows(limits) * spec.vocab_size);
         let attention = AttentionBuffers::new(&mut layout, rows, sizes, workers);
         let (ropes, rope_of_layer) = RopeAngles::of(spec, &mut layout, rows);
         let sampler = SamplerBuffers::new(spec, &mut layout, workers, head_rows(limits));
-        let buffers = Buffers { hidden, projected, logits, attention, ropes, sampler };
+        let buffers = Buffers { hidden, projected, gated, logits, attention, ropes, sampler };
         Sizes { layout, buffers, shapes, shape_of_layer, rope_of_layer }
     }
 }

@@ -3,21 +3,19 @@
 use std::sync::{Mutex, PoisonError};
 
 use octavo_backend::{KvType, conformance};
-use octavo_cpu::{CpuBackend, CpuOptions, isa::Isa};
+use octavo_cpu::{ActivationBits, CpuBackend, CpuOptions, isa::Isa};
 
 /// One at a time: several pools on the same two cores would wait for each other.
 static MACHINE: Mutex<()> = Mutex::new(());
 
 fn conforms(isa: Isa, threads: usize) {
-    conforms_with(isa, threads, KvType::Bf16);
+    conforms_with(CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() });
 }
 
-fn conforms_with(isa: Isa, threads: usize, kv: KvType) {
+fn conforms_with(options: CpuOptions) {
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
-    if isa.is_supported() {
-        conformance::run_all(|| {
-            CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), kv }).expect("a backend")
-        });
+    if options.isa.is_none_or(Isa::is_supported) {
+        conformance::run_all(|| CpuBackend::new(options).expect("a backend"));
     }
 }
 
@@ -42,8 +40,21 @@ fn avx512_with_bfloat16_conforms() {
 }
 
 #[test]
+fn a_matrix_unit_conforms() {
+    conforms(Isa::Amx, 2);
+}
+
+#[test]
 fn an_8_bit_cache_conforms() {
-    conforms_with(Isa::detect(), 2, KvType::Int8);
+    conforms_with(CpuOptions { threads: Some(2), kv: KvType::Int8, ..CpuOptions::default() });
+}
+
+#[test]
+fn activations_of_16_bits_conform_on_every_instruction_set() {
+    for isa in Isa::supported() {
+        let activations = ActivationBits::Sixteen;
+        conforms_with(CpuOptions { threads: Some(2), isa: Some(isa), activations, ..CpuOptions::default() });
+    }
 }
 
 #[test]

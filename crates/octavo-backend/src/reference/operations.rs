@@ -2,7 +2,7 @@
 
 use crate::{
     AttentionSpec, InputRounding, KvType, Matrix, Numerics, WeightFormat,
-    block::{ActivationBlock, BLOCK},
+    block::{ActivationBlock, BLOCK, WeightBlock},
     numerics::{ACTIVATION_GROUP, ActivationGroup},
 };
 use half::bf16;
@@ -29,6 +29,12 @@ pub(super) fn matmul(parts: &[Matrix<'static>], numerics: Numerics, input: &[f32
         let mut weights = vec![0.0; columns];
         for n in 0..part.rows {
             part.dequantize_row(n, &mut weights);
+            let blocks: Vec<WeightBlock> = match &input {
+                RoundedInput::Blocks(_) => {
+                    (0..columns.div_ceil(BLOCK)).map(|block| part.weight_block(n, block)).collect()
+                }
+                _ => Vec::new(),
+            };
             for row in 0..rows {
                 output[row * width + first + n] = match &input {
                     RoundedInput::Lanes(input) => dot_in_lanes(&weights, &input[row * columns..][..columns]),
@@ -38,10 +44,7 @@ pub(super) fn matmul(parts: &[Matrix<'static>], numerics: Numerics, input: &[f32
                         let per_row = columns / ACTIVATION_GROUP;
                         dot_in_groups(part, n, &groups[row * per_row..][..per_row])
                     }
-                    RoundedInput::Blocks(blocks) => {
-                        let per_row = columns.div_ceil(BLOCK);
-                        dot_in_blocks(part, n, &blocks[row * per_row..][..per_row])
-                    }
+                    RoundedInput::Blocks(inputs) => dot_in_blocks(&blocks, &inputs[row * blocks.len()..]),
                 };
             }
         }
@@ -117,11 +120,10 @@ fn dot_in_groups(matrix: &Matrix<'_>, row: usize, groups: &[ActivationGroup]) ->
     sum
 }
 
-fn dot_in_blocks(matrix: &Matrix<'_>, row: usize, blocks: &[ActivationBlock]) -> f32 {
-    blocks.iter().enumerate().fold(0.0, |sum, (index, block)| {
-        let weights = matrix.weight_block(row, index);
-        let dot: i32 = weights.codes.iter().zip(block.codes).map(|(&w, x)| i32::from(w) * i32::from(x)).sum();
-        (dot as f32 * block.scale).mul_add(weights.scale, sum)
+fn dot_in_blocks(weights: &[WeightBlock], inputs: &[ActivationBlock]) -> f32 {
+    weights.iter().zip(inputs).fold(0.0, |sum, (weights, input)| {
+        let dot: i32 = weights.codes.iter().zip(input.codes).map(|(&w, x)| i32::from(w) * i32::from(x)).sum();
+        (dot as f32 * input.scale).mul_add(weights.scale, sum)
     })
 }
 

@@ -183,9 +183,30 @@ impl Activations {
     /// No other thread writes or reads the same row at the same time. Different rows may be written at once.
     pub unsafe fn write_row(&self, row: usize, values: &[f32]) {
         assert!(row < self.rows && values.len() == self.columns, "row {row} of {} values", values.len());
+        // SAFETY: the caller's.
+        unsafe { self.write_columns(row, 0, values) }
+    }
+
+    /// As [`Activations::write_row`], of the columns from `first` on. They begin a record ([`Activations::record_columns`])
+    /// and fill whole records unless they are the last.
+    ///
+    /// # Panics
+    /// If the row or the columns do not exist or are not cut that way.
+    ///
+    /// # Safety
+    /// As [`Activations::write_row`], for the same row and columns.
+    pub unsafe fn write_columns(&self, row: usize, first: usize, values: &[f32]) {
+        let (record, end) = (self.record_columns(), first + values.len());
+        assert!(row < self.rows && end <= self.columns, "row {row}, columns {first}..{end}");
+        assert!(first.is_multiple_of(record) && (end == self.columns || end.is_multiple_of(record)));
         let source = Plain { values: values.as_ptr() };
-        // SAFETY: `values` has `columns` elements; the rest is the caller's.
-        unsafe { self.write(row, &self.writers.plain, source) }
+        // SAFETY: `values` has as many elements; the rest is the caller's.
+        unsafe { self.write(row, first, values.len(), &self.writers.plain, source) }
+    }
+
+    /// Columns of the widest record.
+    pub fn record_columns(&self) -> usize {
+        if self.int16.is_some() { BLOCK } else { ACTIVATION_GROUP }
     }
 
     /// As [`Activations::write_row`], of the row after [`octavo_backend::numerics::rms_norm`].
@@ -203,12 +224,12 @@ impl Activations {
         let factor = rms_factor(sum, values.len(), norm.epsilon);
         let source = Normalized { values: values.as_ptr(), weight: norm.weight.as_ptr(), factor };
         // SAFETY: both slices have `columns` elements; the rest is the caller's.
-        unsafe { self.write(row, &self.writers.normalized, source) }
+        unsafe { self.write(row, 0, self.columns, &self.writers.normalized, source) }
     }
 
     /// # Safety
-    /// As [`Activations::write_row`]; `source` has `columns` values.
-    unsafe fn write<V: Source>(&self, row: usize, writers: &RowWriters<V>, source: V) {
+    /// As [`Activations::write_columns`]; `source` has `count` values.
+    unsafe fn write<V: Source>(&self, row: usize, first: usize, count: usize, writers: &RowWriters<V>, source: V) {
         let planes = [
             (&self.int16, writers.int16, InputRounding::Int16Block128),
             (&self.int8, writers.int8, InputRounding::Int8Group32),
@@ -217,9 +238,10 @@ impl Activations {
         ];
         for (plane, writer, rounding) in planes {
             if let Some(plane) = plane {
-                let offset = self.offset(row, Record::of(rounding));
+                let record = Record::of(rounding);
+                let offset = self.offset(row, record) + first / record.columns * ROW_BLOCK * record.bytes;
                 // SAFETY: the records of a row that exists are inside the plane, `ROW_BLOCK` records apart.
-                unsafe { writer(source, self.columns, plane.shared_ptr().add(offset)) }
+                unsafe { writer(source, count, plane.shared_ptr().add(offset)) }
             }
         }
     }

@@ -138,3 +138,28 @@ fn the_footprint_is_what_is_taken() {
     let taken: usize = planes.map(|plane| plane.as_ref().unwrap().len()).iter().sum();
     assert_eq!(Activations::footprint(set, 64, 9), taken);
 }
+
+#[test]
+fn a_row_written_in_pieces_equals_one_written_at_once() {
+    for isa in Isa::supported() {
+        let rows = rows(416);
+        let whole = Activations::new(isa, ALL.into_iter().collect(), 416, rows.len()).unwrap();
+        let pieces = Activations::new(isa, ALL.into_iter().collect(), 416, rows.len()).unwrap();
+        for (row, values) in rows.iter().enumerate() {
+            // SAFETY: one thread.
+            unsafe {
+                whole.write_row(row, values);
+                for first in [256, 0, 128, 384] {
+                    pieces.write_columns(row, first, &values[first..416.min(first + 128)]);
+                }
+            }
+        }
+        for (whole, pieces) in [(&whole.int8, &pieces.int8), (&whole.bf16, &pieces.bf16), (&whole.f32, &pieces.f32)] {
+            let bytes = |plane: &Option<AlignedBytes>| plane.as_ref().unwrap().elements::<u8>().to_vec();
+            assert!(bytes(whole) == bytes(pieces), "{isa}");
+        }
+        for (row, values) in rows.iter().enumerate() {
+            check_int16(&pieces, row, values);
+        }
+    }
+}

@@ -65,6 +65,13 @@ pub struct Output {
     pub mode: Mode,
 }
 
+impl Output {
+    /// A window of all outputs: the memory at `start` is for rows from `first_row` and outputs from `first_output` on.
+    pub fn window(start: *mut f32, stride: usize, first_row: usize, first_output: usize, mode: Mode) -> Output {
+        Output { start: start.wrapping_sub(first_row * stride + first_output), stride, mode }
+    }
+}
+
 // SAFETY: an address; whoever runs a matmul vouches for the memory behind it.
 unsafe impl Send for Output {}
 // SAFETY: as above.
