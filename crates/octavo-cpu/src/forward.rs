@@ -1,4 +1,5 @@
-//! One step: every worker goes through all layers; each region ends with a barrier.
+//! One step: every worker goes through all layers; each region ends with a barrier. In a step of many rows each worker
+//! keeps some of them for its own, and they meet before and after attention only.
 //!
 //! SAFETY of the whole module: workers share buffers through raw places. Within a region, each item (a row, a row and
 //! head, a range of tiles, a unit of attention) is handed out once and writes its own part of a buffer; what a region
@@ -41,6 +42,8 @@ pub struct Step<'a> {
     plan: &'a CpuPlan,
     inputs: &'a StepInputs,
     kernels: &'a Kernels,
+    /// Set in a step of many rows: the rows of each worker.
+    own_rows: Option<usize>,
     sampled: Results<Result<Sampled, SampleError>>,
     scores: Results<Result<TokenLogprobs, SampleError>>,
     hidden: Results<f32>,
@@ -80,6 +83,17 @@ impl<T> Results<T> {
     }
 }
 
+/// Rows a worker needs to be worth reading all weights for: then it keeps its rows through a layer, whose values need not
+/// travel between the workers' caches, and waits for the others around attention only.
+const OWN_ROWS: usize = 64;
+
+/// How many rows each worker has for its own in a step of so many, if there are enough.
+fn own_rows(rows: usize, workers: usize) -> Option<usize> {
+    let own = rows.div_ceil(workers).next_multiple_of(ROW_BLOCK);
+    // With rounding, the last worker could be left without any.
+    (own >= OWN_ROWS && own * (workers - 1) < rows).then_some(own)
+}
+
 impl Step<'_> {
     /// Runs a step that [`CpuPlan::prepare`] has checked and planned.
     ///
@@ -100,6 +114,7 @@ impl Step<'_> {
             plan,
             inputs,
             kernels,
+            own_rows: own_rows(inputs.tokens.len(), pool.count()),
             sampled: Results::of(&mut result.sampled),
             scores: Results::of(&mut result.scores),
             hidden: Results::of(&mut result.hidden),
@@ -115,6 +130,7 @@ impl Step<'_> {
             self.attend(worker, index);
             self.feed_forward(worker, index);
         }
+        self.meet(worker);
         self.report_hidden(worker);
         let wanted = self.inputs.samples.len() + self.inputs.scores.len();
         for first in (0..wanted).step_by(self.plan.head_rows) {
@@ -167,6 +183,7 @@ impl Step<'_> {
             memory: &self.plan.memory,
             buffers: &self.plan.buffers.attention,
         };
+        self.meet(worker);
         let units = attention.schedule.units();
         worker.for_each(units.len(), 1, |range| {
             for unit in &units[range] {
@@ -188,31 +205,33 @@ impl Step<'_> {
     /// Rotates queries and keys; queries are scaled and rounded into their buffer, keys and values into the cache.
     fn store(&self, worker: &Worker<'_>, index: usize, plan: &LayerPlan) {
         let shape = &plan.shape;
-        let (head_size, group_size) = (shape.head_size, shape.group_size());
+        let head_size = shape.head_size;
         let width = (shape.num_heads + 2 * shape.num_kv_heads) * head_size;
         let layer = self.plan.cache.layer(index);
         let rope = &self.plan.buffers.ropes[plan.rope];
         let scale = self.plan.spec.layers[index].attention.scale;
-        let items = self.inputs.tokens.len() * shape.num_kv_heads;
-        worker.for_each(items, shape.num_kv_heads.max(items / (8 * worker.count)), |range| {
-            for item in range {
-                let (row, kv_head) = (item / shape.num_kv_heads, item % shape.num_kv_heads);
-                let place = self.plan.rows[row];
-                let block = self.inputs.groups[shape.group].table(place.span)[place.position / layer.block_size()];
-                let head = |head: usize| row * width + head * head_size..row * width + (head + 1) * head_size;
-                // SAFETY: see the module; the step's check lets no two rows share a slot.
+        self.for_each_row(worker, |row| {
+            let place = self.plan.rows[row];
+            let block = self.inputs.groups[shape.group].table(place.span)[place.position / layer.block_size()];
+            let head = |head: usize| row * width + head * head_size..row * width + (head + 1) * head_size;
+            // SAFETY: see the module; the step's check lets no two rows share a slot.
+            let heads = |index| unsafe { self.plan.memory.write(self.plan.buffers.projected, head(index)) };
+            for index in 0..shape.num_heads {
+                let query = heads(index);
+                let at = (row * shape.num_heads + index) * head_size;
+                // SAFETY: as above.
+                let rounded = unsafe {
+                    rope.rotate(&self.plan.memory, row, query);
+                    self.plan.memory.write(self.plan.buffers.attention.queries, at..at + head_size)
+                };
+                for (rounded, value) in rounded.iter_mut().zip(query) {
+                    *rounded = bf16::from_f32(*value * scale).to_bits();
+                }
+            }
+            for kv_head in 0..shape.num_kv_heads {
+                let key = heads(shape.num_heads + kv_head);
+                // SAFETY: as above.
                 unsafe {
-                    let heads = |index| self.plan.memory.write(self.plan.buffers.projected, head(index));
-                    for index in kv_head * group_size..(kv_head + 1) * group_size {
-                        let query = heads(index);
-                        rope.rotate(&self.plan.memory, row, query);
-                        let at = (row * shape.num_heads + index) * head_size;
-                        let rounded = self.plan.memory.write(self.plan.buffers.attention.queries, at..at + head_size);
-                        for (rounded, value) in rounded.iter_mut().zip(query) {
-                            *rounded = bf16::from_f32(*value * scale).to_bits();
-                        }
-                    }
-                    let key = heads(shape.num_heads + kv_head);
                     rope.rotate(&self.plan.memory, row, key);
                     let value = heads(shape.num_heads + shape.num_kv_heads + kv_head);
                     layer.write(block as usize, place.position % layer.block_size(), kv_head, key, value);
@@ -228,16 +247,13 @@ impl Step<'_> {
         let inputs = &self.plan.inputs.activations[plan.gate_up];
         self.normalize(worker, inputs, norm);
         let gated = &self.plan.inputs.activations[plan.down];
-        let rows = self.inputs.tokens.len();
         // Few rows are little work for each column, so that narrow pieces share it out better.
-        let width = if rows > ROW_BLOCK { GATED_COLUMNS } else { gated.record_columns() };
+        let width = if self.inputs.tokens.len() > ROW_BLOCK { GATED_COLUMNS } else { gated.record_columns() };
         let pieces = plan.intermediate_size.div_ceil(width);
-        worker.for_each(rows.div_ceil(GATED_ROWS) * pieces, 1, |range| {
-            for item in range {
-                let (first_row, first) = (item / pieces * GATED_ROWS, item % pieces * width);
-                let columns = first..plan.intermediate_size.min(first + width);
-                let rows = first_row..rows.min(first_row + GATED_ROWS);
-                self.gate(worker, &weights.gate_up, inputs, rows, columns, gated);
+        self.for_each_part(worker, pieces, GATED_ROWS, |rows, pieces| {
+            for piece in pieces {
+                let columns = piece * width..plan.intermediate_size.min((piece + 1) * width);
+                self.gate(worker, &weights.gate_up, inputs, rows.clone(), columns, gated);
             }
         });
         self.project(worker, &weights.down, gated, self.residual());
@@ -364,13 +380,12 @@ impl Step<'_> {
 
     /// One region: a matmul over all rows.
     fn project(&self, worker: &Worker<'_>, matrix: &PackedMatrix, inputs: &Activations, output: Output) {
-        let rows = self.inputs.tokens.len();
         // The matrix unit takes two tiles at a time.
-        let at_once = if rows > 1 { 2 } else { 1 };
-        worker.for_each_shrinking(matrix.tiles().div_ceil(at_once), |range| {
+        let at_once = if self.inputs.tokens.len() > 1 { 2 } else { 1 };
+        self.for_each_part(worker, matrix.tiles().div_ceil(at_once), usize::MAX, |rows, range| {
             let tiles = range.start * at_once..matrix.tiles().min(range.end * at_once);
             // SAFETY: see the module; the buffers are sized for the widest layer.
-            unsafe { self.kernels.matmul.run(matrix, inputs, 0..rows, tiles, output) };
+            unsafe { self.kernels.matmul.run(matrix, inputs, rows, tiles, output) };
         });
     }
 
@@ -383,9 +398,50 @@ impl Step<'_> {
         Output { start: self.plan.memory.pointer(self.plan.buffers.hidden), stride, mode: Mode::Add }
     }
 
-    fn for_each_row(&self, worker: &Worker<'_>, mut body: impl FnMut(usize)) {
+    /// The rows of this worker, in a step in which every worker has its own.
+    fn own_rows(&self, worker: &Worker<'_>) -> Option<Range<usize>> {
         let rows = self.inputs.tokens.len();
-        worker.for_each(rows, rows / (8 * worker.count), |range| range.for_each(&mut body));
+        self.own_rows.map(|own| (worker.index * own).min(rows)..((worker.index + 1) * own).min(rows))
+    }
+
+    /// Work on rows: in one region, or each worker on its own rows, without waiting for others.
+    fn for_each_row(&self, worker: &Worker<'_>, mut body: impl FnMut(usize)) {
+        match self.own_rows(worker) {
+            Some(rows) => rows.for_each(body),
+            None => {
+                let rows = self.inputs.tokens.len();
+                worker.for_each(rows, rows / (8 * worker.count), |range| range.for_each(&mut body));
+            }
+        }
+    }
+
+    /// Work on all rows, at most `most_rows` at a time, and `pieces` of a matrix: in one region, or each worker on its
+    /// own rows and all pieces, without waiting for others.
+    fn for_each_part(
+        &self,
+        worker: &Worker<'_>,
+        pieces: usize,
+        most_rows: usize,
+        mut body: impl FnMut(Range<usize>, Range<usize>),
+    ) {
+        if let Some(own) = self.own_rows(worker) {
+            for start in own.clone().step_by(most_rows) {
+                body(start..own.end.min(start.saturating_add(most_rows)), 0..pieces);
+            }
+            return;
+        }
+        let rows = self.inputs.tokens.len();
+        for start in (0..rows).step_by(most_rows) {
+            let rows = start..rows.min(start.saturating_add(most_rows));
+            worker.for_each_shrinking(pieces, |pieces| body(rows.clone(), pieces));
+        }
+    }
+
+    /// Waits for all workers where regions have not done so: what they did to their rows is then visible to all.
+    fn meet(&self, worker: &Worker<'_>) {
+        if self.own_rows.is_some() {
+            worker.barrier();
+        }
     }
 
     /// # Safety

@@ -20,7 +20,7 @@ use crate::{
 
 /// Rows and columns of the MLP that a worker takes on at once: what it computes of them stays in its cache until it is
 /// rounded.
-pub(crate) const GATED_ROWS: usize = 128;
+pub(crate) const GATED_ROWS: usize = 256;
 pub(crate) const GATED_COLUMNS: usize = octavo_backend::block::BLOCK;
 
 /// Most rows of logits that are held at once.
