@@ -18,7 +18,7 @@ use octavo_backend::KvType;
 
 use crate::{
     kv::{KvLayer, SUB_BLOCK},
-    simd::{LANES, Simd, exp, first_lanes},
+    simd::{LANES, Simd, exp, exp_up_to_88, first_lanes},
 };
 
 use super::merge::{STATE_HEADER, state_len};
@@ -165,6 +165,22 @@ pub(super) fn visible_in_sub_block(visible: &Range<usize>, index: usize) -> Rang
     relative(visible.start)..relative(visible.end)
 }
 
+/// How much of a group a row sees.
+enum Seen {
+    Nothing,
+    Some,
+    All,
+}
+
+#[inline(always)]
+fn seen(visible: &Range<usize>) -> Seen {
+    match visible.len() {
+        0 => Seen::Nothing,
+        GROUP => Seen::All,
+        _ => Seen::Some,
+    }
+}
+
 /// The lanes of sub-block `index` that lie in a range of the group.
 #[inline(always)]
 fn mask(visible: &Range<usize>, index: usize) -> u16 {
@@ -194,27 +210,13 @@ impl<S: Simd> Rows<S> {
         visible: &[Range<usize>; MAX_TILE],
         scales: Option<&Scales>,
     ) -> [f32; MAX_TILE] {
-        let nothing = simd.splat(f32::NEG_INFINITY);
         let mut changes = [0.0f32; MAX_TILE];
         for row in 0..rows {
-            if visible[row].is_empty() {
-                continue;
-            }
-            let mut most = simd.splat(self.largest[row]);
-            for index in 0..SUB_BLOCKS {
-                // SAFETY: in bounds; what was not scored is masked.
-                let scores = unsafe {
-                    let place = self.scores[row].as_mut_ptr().add(index * LANES);
-                    let mut scores = simd.load(place);
-                    if let Some(scales) = scales {
-                        scores = simd.mul(scores, simd.load(scales.keys.as_ptr().add(index * LANES)));
-                        simd.store(place, scores);
-                    }
-                    scores
-                };
-                most = simd.max(simd.select(mask(&visible[row], index), scores, nothing), most);
-            }
-            let most = simd.fold_max(most);
+            let most = match seen(&visible[row]) {
+                Seen::Nothing => continue,
+                Seen::All => self.largest_of::<false>(simd, row, &visible[row], scales),
+                Seen::Some => self.largest_of::<true>(simd, row, &visible[row], scales),
+            };
             changes[row] = self.largest[row] - most;
             self.largest[row] = most;
         }
@@ -224,42 +226,89 @@ impl<S: Simd> Rows<S> {
             simd.store(changes.as_mut_ptr(), factors);
         }
         for row in 0..rows {
-            if visible[row].is_empty() {
-                if WORDS {
-                    self.probabilities[row] = [0; GROUP];
-                }
-                continue;
+            match seen(&visible[row]) {
+                Seen::Nothing if WORDS => self.probabilities[row] = [0; GROUP],
+                Seen::Nothing => {}
+                Seen::All => self.exponentiate::<WORDS, false>(simd, row, changes[row], &visible[row], scales),
+                Seen::Some => self.exponentiate::<WORDS, true>(simd, row, changes[row], &visible[row], scales),
             }
-            let most = simd.splat(self.largest[row]);
-            let mut total = simd.mul(self.totals[row], simd.splat(changes[row]));
-            for index in 0..SUB_BLOCKS {
-                // SAFETY: in bounds.
-                unsafe {
-                    let place = self.scores[row].as_mut_ptr().add(index * LANES);
-                    let probabilities = exp(simd, simd.sub(simd.load(place), most));
-                    let (seen, zero) = (mask(&visible[row], index), simd.splat(0.0));
-                    let mut probabilities = simd.select(seen, probabilities, zero);
-                    if let Some(scales) = scales {
-                        total = simd.add(total, probabilities);
-                        let values = simd.load(scales.values.as_ptr().add(index * LANES));
-                        // What is not seen may have any scale.
-                        probabilities = simd.select(seen, simd.mul(probabilities, values), zero);
-                        probabilities = simd.round_bf16(probabilities);
-                    } else {
-                        probabilities = simd.round_bf16(probabilities);
-                        total = simd.add(total, probabilities);
-                    }
-                    if WORDS {
-                        let words = self.probabilities[row].as_mut_ptr().add(index * LANES);
-                        simd.store_rounded_bf16(words, probabilities);
-                    } else {
-                        simd.store(place, probabilities);
-                    }
-                }
-            }
-            self.totals[row] = total;
         }
         changes
+    }
+
+    /// The largest score so far, those of this group included.
+    #[inline(always)]
+    fn largest_of<const MASKED: bool>(
+        &mut self,
+        simd: S,
+        row: usize,
+        visible: &Range<usize>,
+        scales: Option<&Scales>,
+    ) -> f32 {
+        let nothing = simd.splat(f32::NEG_INFINITY);
+        let mut most = simd.splat(self.largest[row]);
+        for index in 0..SUB_BLOCKS {
+            // SAFETY: in bounds; what was not scored is masked.
+            let mut scores = unsafe {
+                let place = self.scores[row].as_mut_ptr().add(index * LANES);
+                let mut scores = simd.load(place);
+                if let Some(scales) = scales {
+                    scores = simd.mul(scores, simd.load(scales.keys.as_ptr().add(index * LANES)));
+                    simd.store(place, scores);
+                }
+                scores
+            };
+            if MASKED {
+                scores = simd.select(mask(visible, index), scores, nothing);
+            }
+            most = simd.max(scores, most);
+        }
+        simd.fold_max(most)
+    }
+
+    /// Turns a row's scores into probabilities and adds them to its total, which moves to the new largest score first.
+    #[inline(always)]
+    fn exponentiate<const WORDS: bool, const MASKED: bool>(
+        &mut self,
+        simd: S,
+        row: usize,
+        change: f32,
+        visible: &Range<usize>,
+        scales: Option<&Scales>,
+    ) {
+        let (most, zero) = (simd.splat(self.largest[row]), simd.splat(0.0));
+        let mut total = simd.mul(self.totals[row], simd.splat(change));
+        for index in 0..SUB_BLOCKS {
+            let seen = if MASKED { mask(visible, index) } else { u16::MAX };
+            // SAFETY: in bounds.
+            unsafe {
+                let place = self.scores[row].as_mut_ptr().add(index * LANES);
+                let mut probabilities = exp_up_to_88(simd, simd.sub(simd.load(place), most));
+                if MASKED {
+                    probabilities = simd.select(seen, probabilities, zero);
+                }
+                if let Some(scales) = scales {
+                    total = simd.add(total, probabilities);
+                    let values = simd.load(scales.values.as_ptr().add(index * LANES));
+                    probabilities = simd.mul(probabilities, values);
+                    if MASKED {
+                        // What is not seen may have any scale.
+                        probabilities = simd.select(seen, probabilities, zero);
+                    }
+                    probabilities = simd.round_bf16(probabilities);
+                } else {
+                    probabilities = simd.round_bf16(probabilities);
+                    total = simd.add(total, probabilities);
+                }
+                if WORDS {
+                    let words = self.probabilities[row].as_mut_ptr().add(index * LANES);
+                    simd.store_rounded_bf16(words, probabilities);
+                } else {
+                    simd.store(place, probabilities);
+                }
+            }
+        }
+        self.totals[row] = total;
     }
 
     /// Moves the outputs to the new largest scores and adds the group's sums: `output = fma(output, change, sum)`.

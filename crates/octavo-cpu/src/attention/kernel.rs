@@ -146,9 +146,10 @@ unsafe fn values<S: Simd, const R: usize>(simd: S, task: &ChunkTask<'_>, group: 
     // SAFETY: by the contract.
     unsafe {
         std::ptr::write_bytes(task.sums, 0, R * head_size);
+        let all_see_all = group.visible[..R].iter().all(|visible| visible.len() == GROUP);
         for index in 0..SUB_BLOCKS {
             let visible = |row: usize| visible_in_sub_block(&group.visible[row], index);
-            if (0..R).any(|row| visible(row).len() < SUB_BLOCK) {
+            if !all_see_all && (0..R).any(|row| visible(row).len() < SUB_BLOCK) {
                 for row in 0..R {
                     row_values(simd, task, group, rows, index, row, visible(row));
                 }

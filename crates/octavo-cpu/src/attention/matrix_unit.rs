@@ -120,13 +120,14 @@ unsafe fn values(tiles: &AttentionTiles, task: &ChunkTask<'_>, group: &Group, ro
     // SAFETY: by the contract: values are `[8][head_size][2]`, behind the keys.
     unsafe {
         let mut values = [std::ptr::null(); SUB_BLOCKS];
+        let all_see_all = group.visible[..task.rows].iter().all(|visible| visible.len() == GROUP);
         for (index, (values, keys)) in values.iter_mut().zip(group.sub_blocks).enumerate() {
             if keys.is_null() {
                 continue;
             }
             *values = keys.add(SUB_BLOCK * head_size);
             let visible = |row: usize| visible_in_sub_block(&group.visible[row], index);
-            if (0..task.rows).any(|row| visible(row).len() < SUB_BLOCK) {
+            if !all_see_all && (0..task.rows).any(|row| visible(row).len() < SUB_BLOCK) {
                 *values = copy_visible(task, rows, index, *values, &visible);
             }
         }
