@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 
 mod backend;
-pub mod block;
 pub mod conformance;
 mod error;
 pub mod numerics;

@@ -18,15 +18,15 @@ pub enum InputRounding {
     Bf16,
     /// To signed 8-bit integers with one `f32` scale for each 32 values ([`ActivationGroup`]).
     Int8Group32,
-    /// To signed 16-bit integers with one `f32` scale for each 128 values ([`crate::block::ActivationBlock`]). Weights
-    /// become 8-bit integers with one scale for the same 128 columns ([`crate::block::WeightBlock`]).
-    Int16Block128,
+    /// As [`InputRounding::Bf16`]; quantised weights are rounded to it as well ([`crate::Codes::to_bf16`]). A product of 32
+    /// columns is one chain of fused multiply-adds of the even ones from 0, one of the odd ones, and their sum.
+    Bf16Chains,
 }
 
 impl InputRounding {
     /// Every way.
     pub const ALL: [InputRounding; 4] =
-        [InputRounding::None, InputRounding::Bf16, InputRounding::Int8Group32, InputRounding::Int16Block128];
+        [InputRounding::None, InputRounding::Bf16, InputRounding::Int8Group32, InputRounding::Bf16Chains];
 }
 
 /// What the cache keeps.
@@ -82,7 +82,7 @@ pub fn kv_scale(head: &[f32]) -> (f32, bf16) {
 }
 
 /// By the bits of the magnitudes, so that NaN beats infinity and infinity beats all numbers.
-pub(crate) fn largest_magnitude(values: &[f32]) -> f32 {
+fn largest_magnitude(values: &[f32]) -> f32 {
     f32::from_bits(values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
 }
 
@@ -96,8 +96,6 @@ pub fn int8_code(value: f32, inverse: f32) -> i8 {
 pub struct Numerics {
     /// Input of matmuls with block-quantised weights.
     pub quantized_input: InputRounding,
-    /// The same of the head.
-    pub quantized_head_input: InputRounding,
     /// Input of matmuls with bfloat16 weights.
     pub bf16_input: InputRounding,
     /// Keys and values; scaled queries and the probabilities of attention are rounded as
@@ -107,12 +105,8 @@ pub struct Numerics {
 
 impl Numerics {
     /// No rounding anywhere: plain `f32`.
-    pub const EXACT: Numerics = Numerics {
-        quantized_input: InputRounding::None,
-        quantized_head_input: InputRounding::None,
-        bf16_input: InputRounding::None,
-        kv: KvType::F32,
-    };
+    pub const EXACT: Numerics =
+        Numerics { quantized_input: InputRounding::None, bf16_input: InputRounding::None, kv: KvType::F32 };
 }
 
 /// 32 activations in 8 bits: `value = scale * code`, codes in -127..=127.

@@ -210,6 +210,15 @@ pub struct Codes {
     pub codes: [i8; GGUF_BLOCK],
 }
 
+impl Codes {
+    /// The values in bfloat16: `scale * (code + 16) + (minimum - 16 * scale)`, both operations fused and rounded once, then
+    /// to nearest, ties to even. The detour over 16 is that of a code set into the mantissa of a float.
+    pub fn to_bf16(&self) -> [bf16; GGUF_BLOCK] {
+        let offset = self.scale.mul_add(-16.0, self.minimum);
+        self.codes.map(|code| bf16::from_f32(self.scale.mul_add(f32::from(code) + 16.0, offset)))
+    }
+}
+
 impl Matrix<'_> {
     /// The same matrix with bytes of its own.
     pub fn into_owned(self) -> Matrix<'static> {

@@ -1,9 +1,11 @@
 //! The matrix unit of some x86-64 processors (AMX): eight tile registers of up to 16 rows of 64 bytes, and one
-//! instruction that multiplies two of them and adds to a third.
+//! instruction that multiplies two of them in bfloat16 and adds to a third in single precision: a chain of fused
+//! multiply-adds of the even elements from 0, one of the odd ones, then both are added, and the result to the sum; subnormal
+//! numbers are zeros.
 //!
 //! Rust has no stable intrinsics for it, but its assembler knows the instructions.
 
-/// True when this machine has tiles and the products of bytes and of bfloat16, and the system lets this process use them.
+/// True when this machine has tiles and their product in bfloat16, and the system lets this process use them.
 pub fn is_supported() -> bool {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     {
@@ -18,7 +20,7 @@ pub fn is_supported() -> bool {
 }
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) use unit::{AttentionTiles, PRODUCT, Planes, TILE_COLUMNS, TILE_ROWS, Tiles};
+pub(crate) use unit::{AttentionTiles, STEP_COLUMNS, TILE_ROWS, Tiles};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod unit {
@@ -29,10 +31,11 @@ mod unit {
 
     /// Most rows of activations in a product.
     pub const TILE_ROWS: usize = 16;
-    /// 8-bit columns that one instruction sums over.
-    pub const TILE_COLUMNS: usize = 64;
-    /// Integers of a product.
-    pub const PRODUCT: usize = TILE_ROWS * 16;
+    /// Columns that one product sums over.
+    pub const STEP_COLUMNS: usize = 32;
+
+    /// Floats of one sum.
+    const SUM: usize = TILE_ROWS * 16;
 
     /// Of the request for a state component, and the component that tile data is.
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -42,9 +45,9 @@ mod unit {
     pub fn is_present() -> bool {
         let has_xsave = __cpuid(1).ecx >> 27 & 1 == 1;
         let features = __cpuid_count(7, 0).edx;
-        let has_tiles_and_bytes = features >> 24 & 0b11 == 0b11;
-        let has_bf16 = features >> 22 & 1 == 1;
-        has_xsave && has_tiles_and_bytes && has_bf16 && {
+        let has_tiles = features >> 24 & 1 == 1;
+        let has_product = features >> 22 & 1 == 1;
+        has_xsave && has_tiles && has_product && {
             // SAFETY: the system has switched XSAVE on.
             let saved = unsafe { saved_state() };
             saved >> 17 & 0b11 == 0b11
@@ -97,6 +100,17 @@ mod unit {
         };
     }
 
+    macro_rules! store {
+        ($tile:literal, $to:expr, $stride:expr) => {
+            asm!(
+                concat!("tilestored [{to} + {stride}*1], ", $tile),
+                to = in(reg) $to,
+                stride = in(reg) $stride,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
+
     macro_rules! multiply {
         ($index:expr, $a:literal, $b:literal) => {
             match $index {
@@ -112,15 +126,6 @@ mod unit {
     /// thread.
     pub struct Tiles(());
 
-    /// 64 columns of both planes of rows of activations.
-    #[derive(Debug, Clone, Copy)]
-    pub struct Planes {
-        /// The first row's upper plane; the lower one follows 128 bytes after it.
-        pub start: *const u8,
-        /// Bytes from one row to the next.
-        pub stride: usize,
-    }
-
     impl Tiles {
         /// Configures the registers of the calling thread for products of 1 to 16 rows.
         ///
@@ -135,89 +140,97 @@ mod unit {
         }
     }
 
-    const _: () = assert!(PRODUCT * 4 == 1024, "the distance between products below");
-
     impl Tiles {
-        /// Clears the sums of both planes for one (`PAIR` false) or two tiles of weights.
+        /// Clears all four sums.
         #[inline(always)]
-        pub fn clear<const PAIR: bool>(&self) {
+        pub fn clear(&self) {
             // SAFETY: the tiles are configured.
             unsafe {
-                asm!("tilezero tmm0", "tilezero tmm1", options(nostack, preserves_flags, nomem));
-                if PAIR {
-                    asm!("tilezero tmm2", "tilezero tmm3", options(nostack, preserves_flags, nomem));
-                }
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack, preserves_flags, nomem)
+                );
             }
         }
 
-        /// Adds the products of 64 columns of signed bytes, of both planes with each tile of weights, to the sums.
+        /// Adds the products of 32 columns of one or (`TWO`) two blocks of rows and one or (`PAIR`) two tiles of weights.
         ///
-        /// Weights are `[column / 4][output][column % 4]`.
+        /// Rows are 64 bytes apart; weights are `[column / 2][output][2]`.
         ///
         /// # Safety
-        /// 64 bytes are readable at each configured row of both planes and 1024 at each of the weights.
+        /// 64 bytes are readable at each configured row of each block that is used, and 1024 at each tile of weights.
         #[inline(always)]
-        pub unsafe fn multiply<const PAIR: bool>(&self, planes: Planes, weights: [*const u8; 2]) {
+        pub unsafe fn multiply<const PAIR: bool, const TWO: bool>(
+            &self,
+            rows: [*const u8; 2],
+            weights: [*const u8; 2],
+        ) {
             // SAFETY: by the contract; the tiles are configured for these shapes.
             unsafe {
-                asm!(
-                    "tileloadd tmm6, [{weights} + {row}*1]",
-                    "tileloadd tmm4, [{planes} + {stride}*1]",
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tileloadd tmm5, [{planes} + {stride}*1 + 128]",
-                    "tdpbssd tmm1, tmm5, tmm6",
-                    planes = in(reg) planes.start,
-                    stride = in(reg) planes.stride,
-                    weights = in(reg) weights[0],
-                    row = in(reg) 64usize,
-                    options(nostack, preserves_flags, readonly),
-                );
+                load!("tmm6", weights[0], 64usize);
+                load!("tmm4", rows[0], 64usize);
+                multiply!(0, "tmm4", "tmm6");
                 if PAIR {
-                    asm!(
-                        "tileloadd tmm7, [{weights} + {row}*1]",
-                        "tdpbssd tmm2, tmm4, tmm7",
-                        "tdpbssd tmm3, tmm5, tmm7",
-                        weights = in(reg) weights[1],
-                        row = in(reg) 64usize,
-                        options(nostack, preserves_flags, readonly),
-                    );
+                    load!("tmm7", weights[1], 64usize);
+                    multiply!(1, "tmm4", "tmm7");
+                }
+                if TWO {
+                    load!("tmm5", rows[1], 64usize);
+                    multiply!(2, "tmm5", "tmm6");
+                }
+                if PAIR && TWO {
+                    multiply!(3, "tmm5", "tmm7");
                 }
             }
         }
 
-        /// Writes the sums of the upper plane, then of the lower one, then the same of the second tile, each a product
-        /// `[row][output]` of [`PRODUCT`] integers.
+        /// Reads the sums back that [`Tiles::store`] has written.
         ///
         /// # Safety
-        /// Two or four products are writable at `products`.
+        /// As [`Tiles::store`], to read.
         #[inline(always)]
-        pub unsafe fn store<const PAIR: bool>(&self, products: *mut i32) {
+        pub unsafe fn load(&self, from: *const f32, pair: bool, two: bool) {
             // SAFETY: by the contract.
             unsafe {
-                asm!(
-                    "tilestored [{products} + {row}*1], tmm0",
-                    "tilestored [{products} + {row}*1 + 1024], tmm1",
-                    products = in(reg) products,
-                    row = in(reg) 64usize,
-                    options(nostack, preserves_flags),
-                );
-                if PAIR {
-                    asm!(
-                        "tilestored [{products} + {row}*1 + 2048], tmm2",
-                        "tilestored [{products} + {row}*1 + 3072], tmm3",
-                        products = in(reg) products,
-                        row = in(reg) 64usize,
-                        options(nostack, preserves_flags),
-                    );
+                load!("tmm0", from, 64usize);
+                if pair {
+                    load!("tmm1", from.add(SUM), 64usize);
+                }
+                if two {
+                    load!("tmm2", from.add(2 * SUM), 64usize);
+                }
+                if pair && two {
+                    load!("tmm3", from.add(3 * SUM), 64usize);
+                }
+            }
+        }
+
+        /// Writes the sums, `[block of rows][tile][16][16]`, of the blocks and tiles that were used.
+        ///
+        /// # Safety
+        /// That many floats are writable.
+        #[inline(always)]
+        pub unsafe fn store(&self, to: *mut f32, pair: bool, two: bool) {
+            // SAFETY: by the contract.
+            unsafe {
+                store!("tmm0", to, 64usize);
+                if pair {
+                    store!("tmm1", to.add(SUM), 64usize);
+                }
+                if two {
+                    store!("tmm2", to.add(2 * SUM), 64usize);
+                }
+                if pair && two {
+                    store!("tmm3", to.add(3 * SUM), 64usize);
                 }
             }
         }
     }
 
-    /// The tile registers as attention uses them, in bfloat16; otherwise as [`Tiles`].
-    ///
-    /// A product of two pairs is a chain of fused multiply-adds of the even elements from 0, one of the odd ones, then
-    /// both are added, and the result to the sum; subnormal numbers are zeros.
+    /// The tile registers as attention uses them; otherwise as [`Tiles`].
     pub struct AttentionTiles(());
 
     impl AttentionTiles {
@@ -316,23 +329,13 @@ mod unit {
         /// 64 bytes are writable at each row.
         #[inline(always)]
         pub unsafe fn store<const INDEX: usize>(&self, to: *mut f32, stride: usize) {
-            macro_rules! store {
-                ($tile:literal) => {
-                    asm!(
-                        concat!("tilestored [{to} + {stride}*1], ", $tile),
-                        to = in(reg) to,
-                        stride = in(reg) stride,
-                        options(nostack, preserves_flags),
-                    )
-                };
-            }
             // SAFETY: by the contract.
             unsafe {
                 match INDEX {
-                    0 => store!("tmm0"),
-                    1 => store!("tmm1"),
-                    2 => store!("tmm2"),
-                    _ => store!("tmm3"),
+                    0 => store!("tmm0", to, stride),
+                    1 => store!("tmm1", to, stride),
+                    2 => store!("tmm2", to, stride),
+                    _ => store!("tmm3", to, stride),
                 }
             }
         }
@@ -355,57 +358,58 @@ mod unit {
 
 #[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
 mod tests {
+    use half::bf16;
+
     use super::*;
+    use crate::simd::random_bits;
 
     #[test]
-    fn products_equal_the_sums_of_their_terms() {
+    fn products_equal_chains_of_fused_multiply_adds() {
         if !is_supported() {
             return;
         }
-        const STRIDE: usize = 320;
-        let activations: Vec<i8> = (0..TILE_ROWS * STRIDE).map(|i| (i * 37 % 255) as i8).collect();
-        let weights: Vec<i8> = (0..4 * 1024).map(|i| (i * 91 % 251) as i8).collect();
-        let sum = |row: usize, plane: usize, tile: usize, output: usize, steps: usize| -> i32 {
-            let term = |k: usize| {
-                let weight = weights[tile * 2048 + k / 4 * 64 + output * 4 + k % 4];
-                i32::from(activations[row * STRIDE + plane * 128 + k]) * i32::from(weight)
-            };
-            (0..steps * TILE_COLUMNS).map(term).sum()
+        let mut random = random_bits(5);
+        let mut elements = |n: usize| -> Vec<bf16> {
+            (0..n).map(|_| bf16::from_f32(random() as i32 as f32 / 2f32.powi(31))).collect()
         };
-        for rows in [1, 7, 16] {
-            for (pair, steps) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
-                let mut products = vec![i32::MIN; 4 * PRODUCT];
-                let planes = Planes { start: activations.as_ptr().cast(), stride: STRIDE };
-                let starts = [weights.as_ptr().cast(), weights[2048..].as_ptr().cast()];
+        let (rows, weights) = (elements(2 * TILE_ROWS * STEP_COLUMNS), elements(2 * 16 * STEP_COLUMNS));
+        let expected = |block: usize, tile: usize, row: usize, output: usize| -> f32 {
+            let chain = |parity: usize| {
+                (0..STEP_COLUMNS / 2).fold(0.0f32, |sum, pair| {
+                    let x = rows[(block * TILE_ROWS + row) * STEP_COLUMNS + 2 * pair + parity];
+                    let w = weights[tile * 16 * STEP_COLUMNS + (pair * 16 + output) * 2 + parity];
+                    x.to_f32().mul_add(w.to_f32(), sum)
+                })
+            };
+            chain(0) + chain(1)
+        };
+        for configured in [1, 7, 16] {
+            for (pair, two) in [(false, false), (false, true), (true, false), (true, true)] {
+                let mut sums = [f32::NAN; 4 * 256];
+                let row = |block: usize| rows[block * TILE_ROWS * STEP_COLUMNS..].as_ptr().cast();
+                let weight = |tile: usize| weights[tile * 16 * STEP_COLUMNS..].as_ptr().cast();
                 // SAFETY: supported; the buffers have the sizes.
                 unsafe {
-                    let tiles = Tiles::configure(rows);
-                    if pair {
-                        tiles.clear::<true>();
-                    } else {
-                        tiles.clear::<false>();
+                    let tiles = Tiles::configure(configured);
+                    tiles.clear();
+                    match (pair, two) {
+                        (false, false) => tiles.multiply::<false, false>([row(0), row(1)], [weight(0), weight(1)]),
+                        (false, true) => tiles.multiply::<false, true>([row(0), row(1)], [weight(0), weight(1)]),
+                        (true, false) => tiles.multiply::<true, false>([row(0), row(1)], [weight(0), weight(1)]),
+                        (true, true) => tiles.multiply::<true, true>([row(0), row(1)], [weight(0), weight(1)]),
                     }
-                    for step in 0..steps {
-                        let planes = Planes { start: planes.start.add(step * TILE_COLUMNS), ..planes };
-                        let weights = starts.map(|start: *const u8| start.add(step * 1024));
-                        if pair {
-                            tiles.multiply::<true>(planes, weights);
-                        } else {
-                            tiles.multiply::<false>(planes, weights);
-                        }
-                    }
-                    if pair {
-                        tiles.store::<true>(products.as_mut_ptr());
-                    } else {
-                        tiles.store::<false>(products.as_mut_ptr());
-                    }
+                    tiles.store(sums.as_mut_ptr(), pair, two);
+                    tiles.clear();
+                    tiles.load(sums.as_ptr(), pair, two);
+                    tiles.store(sums.as_mut_ptr(), pair, two);
                 }
-                for (index, found) in products.into_iter().enumerate() {
-                    let (product, row, output) = (index / PRODUCT, index % PRODUCT / 16, index % 16);
-                    let is_written = row < rows && (pair || product < 2);
-                    let expected =
-                        if is_written { sum(row, product % 2, product / 2, output, steps) } else { i32::MIN };
-                    assert_eq!(found, expected, "{rows} rows, {steps} steps, pair {pair}, element {index}");
+                for (index, found) in sums.into_iter().enumerate() {
+                    let (block, tile, row, output) = (index / 512, index / 256 % 2, index / 16 % 16, index % 16);
+                    if row < configured && (pair || tile == 0) && (two || block == 0) {
+                        assert_eq!(found, expected(block, tile, row, output), "{configured} rows, element {index}");
+                    } else {
+                        assert!(found.is_nan(), "{configured} rows, element {index}");
+                    }
                 }
             }
         }

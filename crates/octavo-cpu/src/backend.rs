@@ -1,8 +1,8 @@
 //! The backend: a pool of workers and the kernels of one instruction set.
 
 use octavo_backend::{
-    Activation, Backend, BackendError, DecoderSpec, Footprint, InputRounding, KvType, Numerics, StepInputs, StepLimits,
-    StepResult, WeightSource,
+    Activation, Backend, BackendError, DecoderSpec, Footprint, KvType, Numerics, StepInputs, StepLimits, StepResult,
+    WeightSource,
 };
 
 use crate::{
@@ -11,12 +11,11 @@ use crate::{
     host,
     isa::Isa,
     matmul::Matmul,
-    options::CpuOptions,
+    options::{ActivationType, CpuOptions},
     plan::{CpuPlan, Machine},
     pointwise::GateKernel,
     pool::Pool,
     sampler::Sampler,
-    weights::HEAD_INPUT,
 };
 
 /// Runs decoders on the host's CPUs.
@@ -26,7 +25,7 @@ pub struct CpuBackend {
     pool: Pool,
     isa: Isa,
     kv: KvType,
-    quantized_input: InputRounding,
+    activations: ActivationType,
     kernels: Kernels,
 }
 
@@ -66,8 +65,7 @@ impl CpuBackend {
             silu: GateKernel::new(isa, Activation::Silu),
             sampler: Sampler::new(isa),
         };
-        let quantized_input = options.activations.rounding();
-        Ok(CpuBackend { pool: Pool::new(threads)?, isa, kv: options.kv, quantized_input, kernels })
+        Ok(CpuBackend { pool: Pool::new(threads)?, isa, kv: options.kv, activations: options.activations, kernels })
     }
 
     /// Workers, the calling thread included.
@@ -81,7 +79,7 @@ impl CpuBackend {
     }
 
     fn machine(&self) -> Machine {
-        Machine { isa: self.isa, workers: self.pool.count(), kv: self.kv, quantized_input: self.quantized_input }
+        Machine { isa: self.isa, workers: self.pool.count(), kv: self.kv, activations: self.activations }
     }
 }
 
@@ -104,9 +102,8 @@ impl Backend for CpuBackend {
 
     fn numerics(&self) -> Numerics {
         Numerics {
-            quantized_input: self.quantized_input,
-            quantized_head_input: HEAD_INPUT,
-            bf16_input: InputRounding::Bf16,
+            quantized_input: self.activations.quantized_input(),
+            bf16_input: self.activations.bf16_input(),
             kv: self.kv,
         }
     }

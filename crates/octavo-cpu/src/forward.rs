@@ -11,7 +11,10 @@ mod tests;
 use std::ops::Range;
 
 use half::bf16;
-use octavo_backend::{BackendError, SampleError, Sampled, StepInputs, StepResult, TokenLogprobs, numerics::rms_norm};
+use octavo_backend::{
+    BackendError, SampleError, Sampled, StepInputs, StepResult, TokenLogprobs,
+    numerics::{ACTIVATION_GROUP, rms_norm},
+};
 
 use crate::{
     activation::{Activations, Norm, ROW_BLOCK},
@@ -248,7 +251,7 @@ impl Step<'_> {
         self.normalize(worker, inputs, norm);
         let gated = &self.plan.inputs.activations[plan.down];
         // Few rows are little work for each column, so that narrow pieces share it out better.
-        let width = if self.inputs.tokens.len() > ROW_BLOCK { GATED_COLUMNS } else { gated.record_columns() };
+        let width = if self.inputs.tokens.len() > ROW_BLOCK { GATED_COLUMNS } else { ACTIVATION_GROUP };
         let pieces = plan.intermediate_size.div_ceil(width);
         self.for_each_part(worker, pieces, GATED_ROWS, |rows, pieces| {
             for piece in pieces {

@@ -14,7 +14,7 @@ pub enum Isa {
     Avx512,
     /// [`Isa::Avx512`] with the bfloat16 dot product.
     Avx512Bf16,
-    /// [`Isa::Avx512`] with the matrix unit for 8-bit products.
+    /// [`Isa::Avx512Bf16`] with a matrix unit.
     Amx,
 }
 
@@ -47,7 +47,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => has_avx512() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => has_avx512() && crate::amx::is_supported(),
+            Isa::Amx => Isa::Avx512Bf16.is_supported() && crate::amx::is_supported(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }

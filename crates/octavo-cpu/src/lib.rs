@@ -42,5 +42,5 @@ mod weights;
 pub mod work;
 
 pub use backend::CpuBackend;
-pub use options::{ActivationBits, CpuOptions};
+pub use options::{ActivationType, CpuOptions};
 pub use plan::CpuPlan;

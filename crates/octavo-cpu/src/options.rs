@@ -14,27 +14,35 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// What the KV cache keeps: [`KvType::Bf16`], the default, or [`KvType::Int8`], half the memory.
     pub kv: KvType,
-    /// Bits of the inputs of quantised matrices.
-    pub activations: ActivationBits,
+    /// What matmuls with quantised and bfloat16 weights make of their inputs.
+    pub activations: ActivationType,
 }
 
-/// Bits of the inputs of matmuls with quantised weights, the head apart.
+/// Type of the inputs of matmuls with quantised and bfloat16 weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum ActivationBits {
-    /// [`InputRounding::Int8Group32`].
+pub enum ActivationType {
+    /// [`InputRounding::Int8Group32`] for quantised weights, [`InputRounding::Bf16`] for bfloat16 ones.
     #[default]
-    Eight,
-    /// [`InputRounding::Int16Block128`]: closer to the checkpoint, and faster where the processor has a matrix unit
-    /// ([`Isa::Amx`]) and several rows are computed together; slower elsewhere.
-    Sixteen,
+    Int8,
+    /// [`InputRounding::Bf16Chains`] for both: closer to the checkpoint. On a processor with a matrix unit
+    /// ([`Isa::Amx`]) much faster where many rows are computed together, and slower for a few; slower elsewhere.
+    Bf16,
 }
 
-impl ActivationBits {
-    /// The rounding that this stands for.
-    pub fn rounding(self) -> InputRounding {
+impl ActivationType {
+    /// The rounding of the inputs of quantised weights.
+    pub fn quantized_input(self) -> InputRounding {
         match self {
-            ActivationBits::Eight => InputRounding::Int8Group32,
-            ActivationBits::Sixteen => InputRounding::Int16Block128,
+            ActivationType::Int8 => InputRounding::Int8Group32,
+            ActivationType::Bf16 => InputRounding::Bf16Chains,
+        }
+    }
+
+    /// The rounding of the inputs of bfloat16 weights.
+    pub fn bf16_input(self) -> InputRounding {
+        match self {
+            ActivationType::Int8 => InputRounding::Bf16,
+            ActivationType::Bf16 => InputRounding::Bf16Chains,
         }
     }
 }

@@ -10,18 +10,19 @@ use crate::{
     check::StepCheck,
     isa::Isa,
     kv::KvCache,
+    options::ActivationType,
     pack::PackedMatrix,
     pool::Worker,
     rope::RopeAngles,
     sampler::{Scratch, num_maxima},
-    weights::{HEAD_INPUT, Weights},
+    weights::Weights,
     work::{Place, WorkLayout, WorkMemory},
 };
 
 /// Rows and columns of the MLP that a worker takes on at once: what it computes of them stays in its cache until it is
 /// rounded.
 pub(crate) const GATED_ROWS: usize = 256;
-pub(crate) const GATED_COLUMNS: usize = octavo_backend::block::BLOCK;
+pub(crate) const GATED_COLUMNS: usize = 128;
 
 /// Most rows of logits that are held at once.
 const HEAD_ROWS: usize = 64;
@@ -198,7 +199,7 @@ impl CpuPlan {
         let sizes = Sizes::new(spec, limits, machine);
         // The cache first: it is the largest single piece, and its limits are checked there.
         let cache = KvCache::new(spec, limits, machine.kv)?;
-        let weights = Weights::load(spec, source, machine.quantized_input)?;
+        let weights = Weights::load(spec, source, machine.activations)?;
         let memory = WorkMemory::new(&sizes.layout)?;
         let mut inputs = InputsPlan::default();
         let mut layers = Vec::with_capacity(spec.layers.len());
@@ -240,7 +241,7 @@ impl CpuPlan {
         Footprint {
             kv_bytes: KvCache::bytes(spec, limits, machine.kv),
             arena_bytes: sizes.layout.bytes()
-                + inputs_bytes(spec, input_rows(limits), machine.quantized_input)
+                + inputs_bytes(spec, input_rows(limits), machine.activations)
                 + schedules
                 + rows
                 + StepCheck::bytes(limits),
@@ -268,8 +269,8 @@ pub(crate) struct Machine {
     pub workers: usize,
     /// What the cache keeps.
     pub kv: KvType,
-    /// How the inputs of quantised matrices are rounded.
-    pub quantized_input: InputRounding,
+    /// What matmuls make of their inputs.
+    pub activations: ActivationType,
 }
 
 /// Which activations there must be.
@@ -294,7 +295,7 @@ impl InputsPlan {
 }
 
 /// Bytes of all activations if every width needed every rounding: which ones it needs, only the checkpoint knows.
-fn inputs_bytes(spec: &DecoderSpec, rows: usize, quantized_input: InputRounding) -> usize {
+fn inputs_bytes(spec: &DecoderSpec, rows: usize, activations: ActivationType) -> usize {
     let mut widths = vec![spec.hidden_size];
     for layer in &spec.layers {
         widths.push(layer.attention.num_heads * layer.attention.head_size);
@@ -302,7 +303,7 @@ fn inputs_bytes(spec: &DecoderSpec, rows: usize, quantized_input: InputRounding)
     }
     widths.sort_unstable();
     widths.dedup();
-    let all = [InputRounding::None, InputRounding::Bf16, HEAD_INPUT, quantized_input].into_iter().collect();
+    let all = [InputRounding::None, InputRounding::Bf16, activations.quantized_input()].into_iter().collect();
     widths.into_iter().map(|width| Activations::footprint(all, width, rows)).sum()
 }
 

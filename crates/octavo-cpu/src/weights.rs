@@ -1,11 +1,8 @@
 //! A decoder's weights, packed.
 
-use octavo_backend::{BackendError, DecoderSpec, InputRounding, WeightId, WeightSource};
+use octavo_backend::{BackendError, DecoderSpec, WeightId, WeightSource};
 
-use crate::{arena::Arena, pack::PackedMatrix};
-
-/// How the input of a quantised head is rounded.
-pub const HEAD_INPUT: InputRounding = InputRounding::Int8Group32;
+use crate::{arena::Arena, options::ActivationType, pack::PackedMatrix};
 
 /// All weights of a decoder.
 pub struct Weights {
@@ -35,18 +32,17 @@ pub struct LayerWeights {
 }
 
 impl Weights {
-    /// Takes the weights of each place from `source`, one place at a time, and lets go of them once they are packed. The
-    /// inputs of quantised matrices are rounded as `quantized_input`; those of the head in groups of 32, since a tied
-    /// head is the embedding as well, whose rows are wanted as they are.
+    /// Takes the weights of each place from `source`, one place at a time, packs them for inputs of the given type, and
+    /// lets go of them.
     ///
     /// # Errors
     /// What the source says; a shape or format that does not fit; memory that cannot be had.
     pub fn load(
         spec: &DecoderSpec,
         source: &mut dyn WeightSource,
-        quantized_input: InputRounding,
+        activations: ActivationType,
     ) -> Result<Weights, BackendError> {
-        let mut loader = Loader { spec, source, quantized_input, arena: Arena::new() };
+        let mut loader = Loader { spec, source, activations, arena: Arena::new() };
         let embedding = loader.matrix(WeightId::Embedding)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for index in 0..spec.layers.len() {
@@ -73,7 +69,7 @@ impl Weights {
 struct Loader<'a> {
     spec: &'a DecoderSpec,
     source: &'a mut dyn WeightSource,
-    quantized_input: InputRounding,
+    activations: ActivationType,
     /// In the order of execution, so that a step reads forwards.
     arena: Arena,
 }
@@ -81,9 +77,7 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn matrix(&mut self, id: WeightId) -> Result<PackedMatrix, BackendError> {
         let parts = self.source.weight(id)?.into_matrices(id, &self.spec.weight_shape(id))?;
-        let is_vocabulary = matches!(id, WeightId::Embedding | WeightId::Head);
-        let input = if is_vocabulary { HEAD_INPUT } else { self.quantized_input };
-        PackedMatrix::pack_in(&mut self.arena, &parts, input)
+        PackedMatrix::pack_in(&mut self.arena, &parts, self.activations)
     }
 
     fn vector(&mut self, id: WeightId) -> Result<Vec<f32>, BackendError> {

@@ -38,10 +38,8 @@ fn tolerance(numerics: Numerics, format: WeightFormat) -> Tolerance {
         (InputRounding::None, KvType::Bf16) => Tolerance { most: 1e-2, mean: 1e-3 },
         (InputRounding::None, KvType::Int8) => Tolerance { most: 2e-2, mean: 2e-3 },
         // A quantum of a cached code, too, can fall the other way.
-        (InputRounding::Bf16, KvType::Int8) => Tolerance { most: 0.1, mean: 8e-3 },
-        (InputRounding::Bf16, _) => Tolerance { most: 5e-2, mean: 3e-3 },
-        (InputRounding::Int16Block128, KvType::Int8) => Tolerance { most: 0.1, mean: 8e-3 },
-        (InputRounding::Int16Block128, _) => Tolerance { most: 5e-2, mean: 3e-3 },
+        (InputRounding::Bf16 | InputRounding::Bf16Chains, KvType::Int8) => Tolerance { most: 0.1, mean: 8e-3 },
+        (InputRounding::Bf16 | InputRounding::Bf16Chains, _) => Tolerance { most: 5e-2, mean: 3e-3 },
         (InputRounding::Int8Group32, KvType::Int8) => Tolerance { most: 0.4, mean: 3e-2 },
         (InputRounding::Int8Group32, _) => Tolerance { most: 0.2, mean: 1.5e-2 },
     }

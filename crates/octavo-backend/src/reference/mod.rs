@@ -245,7 +245,6 @@ impl ReferencePlan {
     }
 
     fn logits(&self, numerics: Numerics, normed: &[f32]) -> Vec<f32> {
-        let numerics = Numerics { quantized_input: numerics.quantized_head_input, ..numerics };
         let mut logits = matmul(self.head.as_ref().unwrap_or(&self.embedding), numerics, normed);
         logits.iter_mut().for_each(|logit| *logit *= self.spec.head.logit_scale);
         logits

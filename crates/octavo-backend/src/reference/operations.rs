@@ -2,7 +2,6 @@
 
 use crate::{
     AttentionSpec, InputRounding, KvType, Matrix, Numerics, WeightFormat,
-    block::{ActivationBlock, BLOCK, WeightBlock},
     numerics::{ACTIVATION_GROUP, ActivationGroup},
 };
 use half::bf16;
@@ -13,8 +12,8 @@ use half::bf16;
 /// - 8-bit input: for each group of 32 in ascending order, the exact integer dot product times the activation's scale,
 ///   then one fused multiply-add with the weight's scale, and for formats with a minimum one more with
 ///   `minimum * (activation scale * sum of codes)`;
-/// - 16-bit input: for each block of 128 in ascending order, the exact integer dot product with the weights' 8-bit codes
-///   times the activation's scale, then one fused multiply-add with the weight's scale;
+/// - bfloat16 input in chains: for each group of 32 in ascending order, one fused chain of the even elements from 0 and one
+///   of the odd ones, which are added, and their sum then to what there is;
 /// - bfloat16 input: one accumulator, pairs ascending, the odd element of a pair before the even one, fused;
 /// - otherwise: one accumulator, ascending, fused; when nothing is rounded at all, 16 lanes, which is quicker and as
 ///   accurate.
@@ -29,12 +28,9 @@ pub(super) fn matmul(parts: &[Matrix<'static>], numerics: Numerics, input: &[f32
         let mut weights = vec![0.0; columns];
         for n in 0..part.rows {
             part.dequantize_row(n, &mut weights);
-            let blocks: Vec<WeightBlock> = match &input {
-                RoundedInput::Blocks(_) => {
-                    (0..columns.div_ceil(BLOCK)).map(|block| part.weight_block(n, block)).collect()
-                }
-                _ => Vec::new(),
-            };
+            if matches!(input, RoundedInput::Chains(_)) && part.data.format.is_quantized() {
+                round_to_bf16(part, n, &mut weights);
+            }
             for row in 0..rows {
                 output[row * width + first + n] = match &input {
                     RoundedInput::Lanes(input) => dot_in_lanes(&weights, &input[row * columns..][..columns]),
@@ -44,7 +40,7 @@ pub(super) fn matmul(parts: &[Matrix<'static>], numerics: Numerics, input: &[f32
                         let per_row = columns / ACTIVATION_GROUP;
                         dot_in_groups(part, n, &groups[row * per_row..][..per_row])
                     }
-                    RoundedInput::Blocks(inputs) => dot_in_blocks(&blocks, &inputs[row * blocks.len()..]),
+                    RoundedInput::Chains(input) => dot_in_chains(&weights, &input[row * columns..][..columns]),
                 };
             }
         }
@@ -58,7 +54,7 @@ enum RoundedInput<'a> {
     InOrder(&'a [f32]),
     Pairs(Vec<f32>),
     Groups(Vec<ActivationGroup>),
-    Blocks(Vec<ActivationBlock>),
+    Chains(Vec<f32>),
 }
 
 impl<'a> RoundedInput<'a> {
@@ -78,9 +74,8 @@ impl<'a> RoundedInput<'a> {
                 let (groups, _) = input.as_chunks::<ACTIVATION_GROUP>();
                 RoundedInput::Groups(groups.iter().map(ActivationGroup::round).collect())
             }
-            InputRounding::Int16Block128 => {
-                let blocks = input.chunks(matrix.columns).flat_map(|row| row.chunks(BLOCK));
-                RoundedInput::Blocks(blocks.map(ActivationBlock::round).collect())
+            InputRounding::Bf16Chains => {
+                RoundedInput::Chains(input.iter().map(|value| bf16::from_f32(*value).to_f32()).collect())
             }
         }
     }
@@ -120,11 +115,20 @@ fn dot_in_groups(matrix: &Matrix<'_>, row: usize, groups: &[ActivationGroup]) ->
     sum
 }
 
-fn dot_in_blocks(weights: &[WeightBlock], inputs: &[ActivationBlock]) -> f32 {
-    weights.iter().zip(inputs).fold(0.0, |sum, (weights, input)| {
-        let dot: i32 = weights.codes.iter().zip(input.codes).map(|(&w, x)| i32::from(w) * i32::from(x)).sum();
-        (dot as f32 * input.scale).mul_add(weights.scale, sum)
+fn dot_in_chains(weights: &[f32], input: &[f32]) -> f32 {
+    weights.chunks(ACTIVATION_GROUP).zip(input.chunks(ACTIVATION_GROUP)).fold(0.0, |sum, (weights, input)| {
+        let chain = |parity: usize| {
+            let terms = weights.iter().zip(input).skip(parity).step_by(2);
+            terms.fold(0.0f32, |sum, (weight, value)| weight.mul_add(*value, sum))
+        };
+        sum + (chain(0) + chain(1))
     })
+}
+
+fn round_to_bf16(matrix: &Matrix<'_>, row: usize, weights: &mut [f32]) {
+    for (block, weights) in weights.as_chunks_mut::<ACTIVATION_GROUP>().0.iter_mut().enumerate() {
+        *weights = matrix.codes(row, block).to_bf16().map(bf16::to_f32);
+    }
 }
 
 /// Rotates the queries and keys of one stacked row (queries, keys, values) to their position.

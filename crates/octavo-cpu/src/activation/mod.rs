@@ -1,6 +1,6 @@
 //! The inputs of a matmul, rounded as its weights' formats ask, in the layout that the kernels read.
 //!
-//! Layout of one rounding: `[row block of 16][group of 32 or 128 columns][16 rows]` records. So a kernel reaches the same
+//! Layout of one rounding: `[row block of 16][group of 32 columns][16 rows]` records. So a kernel reaches the same
 //! group of up to 16 rows at constant distances from one pointer. Places of rows beyond the last, and of columns beyond
 //! the last, hold zeros.
 
@@ -10,7 +10,6 @@ mod write;
 
 use octavo_backend::{
     BackendError, InputRounding,
-    block::BLOCK,
     numerics::{ACTIVATION_GROUP, rms_factor},
 };
 
@@ -36,25 +35,6 @@ pub(crate) struct Int8Record {
     pub biased_correction: i32,
 }
 
-/// 128 activations in 16 bits, with what the kernels need to know of them beforehand. Each plane of a record fills two
-/// cache lines.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Int16Record {
-    /// The upper parts of the codes, as [`octavo_backend::block::ActivationBlock::planes`] has them.
-    pub high: [i8; BLOCK],
-    /// The lower parts.
-    pub low: [i8; BLOCK],
-    /// Of the block; not finite when a value was not.
-    pub scale: f32,
-    /// -128 times the sum of the upper parts: takes the bias of 8-bit codes off a dot product.
-    pub high_correction: i32,
-    /// The same of the lower parts.
-    pub low_correction: i32,
-}
-
-/// Bytes from one record to the next.
-pub(crate) const INT16_RECORD: usize = size_of::<Int16Record>();
 /// Bytes from one record to the next.
 pub(crate) const INT8_RECORD: usize = size_of::<Int8Record>();
 /// Bytes from one record to the next.
@@ -72,11 +52,6 @@ impl RoundingSet {
         self.0 & bit(rounding) != 0
     }
 
-    /// True when some rounding is in both.
-    pub fn intersects(self, other: RoundingSet) -> bool {
-        self.0 & other.0 != 0
-    }
-
     /// The set of all that are in either.
     pub fn union(self, other: RoundingSet) -> RoundingSet {
         RoundingSet(self.0 | other.0)
@@ -92,9 +67,8 @@ impl FromIterator<InputRounding> for RoundingSet {
 fn bit(rounding: InputRounding) -> u8 {
     match rounding {
         InputRounding::None => 1,
-        InputRounding::Bf16 => 2,
+        InputRounding::Bf16 | InputRounding::Bf16Chains => 2,
         InputRounding::Int8Group32 => 4,
-        InputRounding::Int16Block128 => 8,
     }
 }
 
@@ -113,7 +87,6 @@ pub struct Activations {
     columns: usize,
     rows: usize,
     writers: Writers,
-    int16: Option<AlignedBytes>,
     int8: Option<AlignedBytes>,
     bf16: Option<AlignedBytes>,
     f32: Option<AlignedBytes>,
@@ -125,10 +98,9 @@ impl Activations {
     /// # Errors
     /// Memory that cannot be had, or a number of columns that does not divide into groups where groups are asked for.
     pub fn new(isa: Isa, roundings: RoundingSet, columns: usize, rows: usize) -> Result<Activations, BackendError> {
-        let in_groups = [InputRounding::Int8Group32, InputRounding::Int16Block128].into_iter().collect();
-        if roundings.intersects(in_groups) && !columns.is_multiple_of(ACTIVATION_GROUP) {
+        if roundings.contains(InputRounding::Int8Group32) && !columns.is_multiple_of(ACTIVATION_GROUP) {
             return Err(BackendError::Unsupported {
-                what: "columns of a matmul with activations in integers",
+                what: "columns of a matmul with 8-bit activations",
                 found: columns.to_string(),
                 expected: format!("a multiple of {ACTIVATION_GROUP}"),
             });
@@ -137,18 +109,16 @@ impl Activations {
             if !roundings.contains(rounding) {
                 return Ok(None);
             }
-            let record = Record::of(rounding);
             let bytes = rows
                 .checked_next_multiple_of(ROW_BLOCK)
-                .and_then(|rows| rows.checked_mul(columns.div_ceil(record.columns)))
-                .and_then(|records| records.checked_mul(record.bytes));
+                .and_then(|rows| rows.checked_mul(columns.div_ceil(ACTIVATION_GROUP)))
+                .and_then(|records| records.checked_mul(record_bytes(rounding)));
             AlignedBytes::zeroed("activations", bytes.unwrap_or(usize::MAX)).map(Some)
         };
         Ok(Activations {
             columns,
             rows,
             writers: Writers::new(isa),
-            int16: plane(InputRounding::Int16Block128)?,
             int8: plane(InputRounding::Int8Group32)?,
             bf16: plane(InputRounding::Bf16)?,
             f32: plane(InputRounding::None)?,
@@ -157,11 +127,9 @@ impl Activations {
 
     /// Bytes that [`Activations::new`] takes.
     pub fn footprint(roundings: RoundingSet, columns: usize, rows: usize) -> usize {
-        let size = |rounding: &InputRounding| {
-            let record = Record::of(*rounding);
-            rows.next_multiple_of(ROW_BLOCK) * columns.div_ceil(record.columns) * record.bytes
-        };
-        InputRounding::ALL.iter().filter(|rounding| roundings.contains(**rounding)).map(size).sum()
+        let records = rows.next_multiple_of(ROW_BLOCK) * columns.div_ceil(ACTIVATION_GROUP);
+        let planes = [InputRounding::None, InputRounding::Bf16, InputRounding::Int8Group32];
+        planes.into_iter().filter(|plane| roundings.contains(*plane)).map(|plane| records * record_bytes(plane)).sum()
     }
 
     /// Values in a row.
@@ -187,8 +155,7 @@ impl Activations {
         unsafe { self.write_columns(row, 0, values) }
     }
 
-    /// As [`Activations::write_row`], of the columns from `first` on. They begin a record ([`Activations::record_columns`])
-    /// and fill whole records unless they are the last.
+    /// As [`Activations::write_row`], of the columns from `first` on: whole groups of 32, unless they are the last.
     ///
     /// # Panics
     /// If the row or the columns do not exist or are not cut that way.
@@ -196,17 +163,12 @@ impl Activations {
     /// # Safety
     /// As [`Activations::write_row`], for the same row and columns.
     pub unsafe fn write_columns(&self, row: usize, first: usize, values: &[f32]) {
-        let (record, end) = (self.record_columns(), first + values.len());
+        let end = first + values.len();
         assert!(row < self.rows && end <= self.columns, "row {row}, columns {first}..{end}");
-        assert!(first.is_multiple_of(record) && (end == self.columns || end.is_multiple_of(record)));
+        assert!([first, end].iter().all(|at| at.is_multiple_of(ACTIVATION_GROUP) || *at == self.columns));
         let source = Plain { values: values.as_ptr() };
         // SAFETY: `values` has as many elements; the rest is the caller's.
         unsafe { self.write(row, first, values.len(), &self.writers.plain, source) }
-    }
-
-    /// Columns of the widest record.
-    pub fn record_columns(&self) -> usize {
-        if self.int16.is_some() { BLOCK } else { ACTIVATION_GROUP }
     }
 
     /// As [`Activations::write_row`], of the row after [`octavo_backend::numerics::rms_norm`].
@@ -231,25 +193,23 @@ impl Activations {
     /// As [`Activations::write_columns`]; `source` has `count` values.
     unsafe fn write<V: Source>(&self, row: usize, first: usize, count: usize, writers: &RowWriters<V>, source: V) {
         let planes = [
-            (&self.int16, writers.int16, InputRounding::Int16Block128),
             (&self.int8, writers.int8, InputRounding::Int8Group32),
             (&self.bf16, writers.bf16, InputRounding::Bf16),
             (&self.f32, writers.f32, InputRounding::None),
         ];
         for (plane, writer, rounding) in planes {
             if let Some(plane) = plane {
-                let record = Record::of(rounding);
-                let offset = self.offset(row, record) + first / record.columns * ROW_BLOCK * record.bytes;
+                let offset = self.offset(row, first / ACTIVATION_GROUP, record_bytes(rounding));
                 // SAFETY: the records of a row that exists are inside the plane, `ROW_BLOCK` records apart.
                 unsafe { writer(source, count, plane.shared_ptr().add(offset)) }
             }
         }
     }
 
-    /// Bytes before the first record of a row.
-    fn offset(&self, row: usize, record: Record) -> usize {
-        let groups = self.columns.div_ceil(record.columns);
-        (row / ROW_BLOCK * groups * ROW_BLOCK + row % ROW_BLOCK) * record.bytes
+    /// Bytes before the record of one row and group.
+    fn offset(&self, row: usize, group: usize, record: usize) -> usize {
+        let groups = self.columns.div_ceil(ACTIVATION_GROUP);
+        ((row / ROW_BLOCK * groups + group) * ROW_BLOCK + row % ROW_BLOCK) * record
     }
 
     /// The first record of a row in one rounding; none when the set does not contain it.
@@ -258,30 +218,20 @@ impl Activations {
     pub(crate) fn row(&self, rounding: InputRounding, row: usize) -> Option<*const u8> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         let plane = match rounding {
-            InputRounding::Int16Block128 => &self.int16,
             InputRounding::Int8Group32 => &self.int8,
-            InputRounding::Bf16 => &self.bf16,
+            InputRounding::Bf16 | InputRounding::Bf16Chains => &self.bf16,
             InputRounding::None => &self.f32,
         };
         // SAFETY: the record of a row that exists is inside the plane.
-        plane.as_ref().map(|plane| unsafe { plane.as_ptr().add(self.offset(row, Record::of(rounding))) })
+        plane.as_ref().map(|plane| unsafe { plane.as_ptr().add(self.offset(row, 0, record_bytes(rounding))) })
     }
 }
 
-/// What lies together in one rounding.
-#[derive(Debug, Clone, Copy)]
-struct Record {
-    columns: usize,
-    bytes: usize,
-}
-
-impl Record {
-    fn of(rounding: InputRounding) -> Record {
-        match rounding {
-            InputRounding::Int16Block128 => Record { columns: BLOCK, bytes: INT16_RECORD },
-            InputRounding::Int8Group32 => Record { columns: ACTIVATION_GROUP, bytes: INT8_RECORD },
-            InputRounding::Bf16 => Record { columns: ACTIVATION_GROUP, bytes: BF16_RECORD },
-            InputRounding::None => Record { columns: ACTIVATION_GROUP, bytes: F32_RECORD },
-        }
+/// Bytes of one record.
+fn record_bytes(rounding: InputRounding) -> usize {
+    match rounding {
+        InputRounding::Int8Group32 => INT8_RECORD,
+        InputRounding::Bf16 | InputRounding::Bf16Chains => BF16_RECORD,
+        InputRounding::None => F32_RECORD,
     }
 }

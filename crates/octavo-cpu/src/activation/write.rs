@@ -1,11 +1,8 @@
 //! The kernels that round one row.
 
-use octavo_backend::{
-    block::{ActivationBlock, BLOCK, LARGEST_CODE},
-    numerics::{ACTIVATION_GROUP, ActivationGroup},
-};
+use octavo_backend::numerics::{ACTIVATION_GROUP, ActivationGroup};
 
-use super::{BF16_RECORD, F32_RECORD, INT8_RECORD, INT16_RECORD, Int8Record, Int16Record, ROW_BLOCK};
+use super::{BF16_RECORD, F32_RECORD, INT8_RECORD, Int8Record, ROW_BLOCK};
 use crate::{
     isa::Isa,
     simd::{LANES, Simd, simd_shells},
@@ -129,73 +126,6 @@ unsafe fn write_int8<S: Simd, V: Source>(simd: S, source: V, columns: usize, to:
     }
 }
 
-/// Writes up to 128 values, a multiple of 16, as one record; as in [`write_int8_group`], the unusual block takes the
-/// definition itself.
-#[inline(always)]
-unsafe fn write_int16_block<S: Simd, V: Source>(simd: S, source: V, at: usize, n: usize, record: *mut Int16Record) {
-    let mut values = [simd.splat(0.0); BLOCK / LANES];
-    let mut bits = simd.splat_int(0);
-    for (i, value) in values[..n / LANES].iter_mut().enumerate() {
-        // SAFETY: the caller's: the row has `at + n` values.
-        *value = unsafe { source.load(simd, at + i * LANES, LANES) };
-        bits = simd.max_int(bits, simd.magnitude_bits(*value));
-    }
-    let largest = f32::from_bits(simd.fold_max_int(bits) as u32);
-    let limit = f32::from(LARGEST_CODE);
-    let inverse = if largest > 0.0 { limit / largest } else { 0.0 };
-    // SAFETY: the caller's: the record is writable.
-    unsafe {
-        if !(largest.is_finite() && inverse.is_finite()) {
-            let mut plain = [0.0; BLOCK];
-            for (i, value) in values.iter().enumerate() {
-                simd.store(plain.as_mut_ptr().add(i * LANES), *value);
-            }
-            return write_unusual_block(&plain[..n], record);
-        }
-        let inverse = simd.splat(inverse);
-        let (mut high_sum, mut low_sum) = (simd.splat_int(0), simd.splat_int(0));
-        let (high_codes, low_codes) = ((&raw mut (*record).high).cast::<i8>(), (&raw mut (*record).low).cast::<i8>());
-        for (i, value) in values[..n / LANES].iter().enumerate() {
-            // No clamp: |value * inverse| is at most 16319 and two roundings.
-            let (high, low) = simd.split_planes(simd.round_to_int(simd.mul(*value, inverse)));
-            simd.store_i8(high_codes.add(i * LANES), high);
-            simd.store_i8(low_codes.add(i * LANES), low);
-            high_sum = simd.add_int(high_sum, high);
-            low_sum = simd.add_int(low_sum, low);
-        }
-        (*record).scale = largest * (1.0 / limit);
-        (*record).high_correction = -128 * simd.fold_int(high_sum);
-        (*record).low_correction = -128 * simd.fold_int(low_sum);
-    }
-}
-
-#[cold]
-#[inline(never)]
-unsafe fn write_unusual_block(values: &[f32], record: *mut Int16Record) {
-    let block = ActivationBlock::round(values);
-    let (high, low) = block.planes();
-    let correction = |plane: &[i8]| -128 * plane.iter().map(|&code| i32::from(code)).sum::<i32>();
-    let (high_correction, low_correction) = (correction(&high), correction(&low));
-    // SAFETY: the caller's: the record is writable.
-    unsafe { *record = Int16Record { high, low, scale: block.scale, high_correction, low_correction } };
-}
-
-#[inline(always)]
-unsafe fn write_int16<S: Simd, V: Source>(simd: S, source: V, columns: usize, to: *mut u8) {
-    for at in (0..columns).step_by(BLOCK) {
-        // SAFETY: the caller's: the row has `columns` values, a multiple of 32, and as many records as blocks.
-        unsafe {
-            let record = to.add(at / BLOCK * ROW_BLOCK * INT16_RECORD).cast();
-            // With a constant count all values stay in registers.
-            if columns - at >= BLOCK {
-                write_int16_block(simd, source, at, BLOCK, record);
-            } else {
-                write_int16_block(simd, source, at, columns - at, record);
-            }
-        }
-    }
-}
-
 #[inline(always)]
 unsafe fn write_bf16<S: Simd, V: Source>(simd: S, source: V, columns: usize, to: *mut u8) {
     for at in (0..columns).step_by(LANES) {
@@ -227,7 +157,6 @@ unsafe fn sum_of_squares<S: Simd>(simd: S, values: *const f32, len: usize) -> f3
 }
 
 simd_shells! {
-    fn select_int16[V: Source][V] = write_int16(source: V, columns: usize, to: *mut u8);
     fn select_int8[V: Source][V] = write_int8(source: V, columns: usize, to: *mut u8);
     fn select_bf16[V: Source][V] = write_bf16(source: V, columns: usize, to: *mut u8);
     fn select_f32[V: Source][V] = write_f32(source: V, columns: usize, to: *mut u8);
@@ -239,7 +168,6 @@ pub(super) type RowWriter<V> = unsafe fn(V, usize, *mut u8);
 /// Source, columns, first record.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowWriters<V> {
-    pub int16: RowWriter<V>,
     pub int8: RowWriter<V>,
     pub bf16: RowWriter<V>,
     pub f32: RowWriter<V>,
@@ -247,7 +175,7 @@ pub(super) struct RowWriters<V> {
 
 impl<V: Source> RowWriters<V> {
     fn new(isa: Isa) -> RowWriters<V> {
-        RowWriters { int16: select_int16(isa), int8: select_int8(isa), bf16: select_bf16(isa), f32: select_f32(isa) }
+        RowWriters { int8: select_int8(isa), bf16: select_bf16(isa), f32: select_f32(isa) }
     }
 }
 

@@ -1,54 +1,40 @@
-//! Tiles of weights times up to 16 rows at once on the matrix unit ([`crate::amx`]).
+//! Pairs of tiles of weights times blocks of 16 rows on the matrix unit ([`crate::amx`]).
 //!
-//! The unit computes the exact integer sums of a block; scaling them is the same as in [`super::block`], operation by
-//! operation, so that an output has the same bits whichever kernel computes it. The codes of two tiles are unpacked once
-//! for many rows.
+//! The unit computes what [`super::chains`] defines. Quantised weights are widened to bfloat16 once for many rows; bfloat16
+//! ones lie in memory as the unit loads them.
 
 use std::{arch::x86_64::*, cell::RefCell, ops::Range};
 
-use octavo_backend::{InputRounding, WeightFormat, block::BLOCK};
+use octavo_backend::{InputRounding, WeightFormat};
 
 use super::{
     Mode, Output, TileJob,
-    block::{BlockFormat, load_folds},
+    chains::{Line, Widened, code_floats},
     kernels::{Q4_0, Q4_1, Q8_0},
 };
 use crate::{
-    activation::{Activations, INT16_RECORD, Int16Record, ROW_BLOCK},
-    amx::{PRODUCT, Planes, TILE_COLUMNS, TILE_ROWS, Tiles},
-    pack::{
-        GROUP, PackedMatrix, Part,
-        block::{BLOCK_SCALES, group_bytes},
-    },
+    activation::{Activations, BF16_RECORD, ROW_BLOCK},
+    amx::{STEP_COLUMNS, TILE_ROWS, Tiles},
+    pack::{GROUP, PackedMatrix, Part},
     simd::{Avx512, LANES, Simd},
 };
 
-const _: () = assert!(ROW_BLOCK == TILE_ROWS && BLOCK == 2 * TILE_COLUMNS);
+const _: () = assert!(ROW_BLOCK == TILE_ROWS && GROUP == STEP_COLUMNS);
 
-/// Fewer rows than this of a block are faster without the unit.
-const LEAST_ROWS: usize = 4;
-/// Rows that share unpacked codes, at most: their activations stay in the second-level cache.
+/// Rows that share widened weights, at most: their activations stay in the second-level cache.
 const UNIT_ROWS: usize = super::CACHED_ROWS;
-/// Blocks that are unpacked at a time: their codes, with what else the loop touches, stay in the first-level cache.
-const BLOCKS: usize = 4;
-/// Bytes of a block's codes, one a byte.
-const CODES: usize = LANES * BLOCK;
-
-/// Some blocks of a tile, unpacked.
-#[repr(C, align(64))]
-struct Unpacked {
-    /// `[column / 4][output][column % 4]`, signed.
-    codes: [[i8; CODES]; BLOCKS],
-    scales: [[f32; LANES]; BLOCKS],
-}
+/// Steps whose weights are widened at a time: with the activations of 32 rows they about fill the first-level cache.
+const STEPS: usize = 18;
+/// Bytes of a step's weights of one tile.
+const STEP: usize = 1024;
+/// How far ahead weights are fetched, in bytes.
+const PREFETCH_DISTANCE: usize = 4096;
 
 /// What a thread needs besides registers.
 #[repr(C, align(64))]
 struct Workspace {
-    unpacked: [Unpacked; 2],
-    /// Exact sums of both planes for both tiles, `[row][output]` each; those of one block are scaled while those of the
-    /// next are computed.
-    products: [[i32; 4 * PRODUCT]; 2],
+    /// Of each tile, `[column / 2][output][2]`.
+    widened: [[[u8; STEP]; STEPS]; 2],
     /// Outputs so far, `[row block][tile][row][output]`.
     sums: [[[[f32; LANES]; ROW_BLOCK]; 2]; UNIT_ROWS / ROW_BLOCK],
 }
@@ -56,8 +42,7 @@ struct Workspace {
 thread_local! {
     /// Too large to be cleared for every call.
     static WORKSPACE: RefCell<Box<Workspace>> = RefCell::new(Box::new(Workspace {
-        unpacked: [const { Unpacked { codes: [[0; CODES]; BLOCKS], scales: [[0.0; LANES]; BLOCKS] } }; 2],
-        products: [[0; 4 * PRODUCT]; 2],
+        widened: [[[0; STEP]; STEPS]; 2],
         sums: [[[[0.0; LANES]; ROW_BLOCK]; 2]; UNIT_ROWS / ROW_BLOCK],
     }));
 }
@@ -69,22 +54,20 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    /// Prepares the unit if these rows (at most [`UNIT_ROWS`]) are worth it: they begin a block of rows and are enough.
+    /// Prepares the unit for at most [`UNIT_ROWS`] rows, if they begin a block of rows.
     ///
     /// # Safety
     /// [`Isa::Amx`](crate::isa::Isa::Amx) is supported and this thread has no other `Unit`.
     pub unsafe fn for_rows(rows: &Range<usize>) -> Option<Unit> {
-        let rest = rows.len() % ROW_BLOCK;
-        let taken = if rest < LEAST_ROWS { rows.len() - rest } else { rows.len() };
-        if taken == 0 || !rows.start.is_multiple_of(ROW_BLOCK) {
+        if rows.is_empty() || !rows.start.is_multiple_of(ROW_BLOCK) {
             return None;
         }
         // SAFETY: the caller's.
-        let tiles = unsafe { Tiles::configure(taken.min(TILE_ROWS)) };
-        Some(Unit { tiles, rows: rows.start..rows.start + taken })
+        let tiles = unsafe { Tiles::configure(rows.len().min(TILE_ROWS)) };
+        Some(Unit { tiles, rows: rows.clone() })
     }
 
-    /// Computes tiles, counted within their part, for as many of the rows as the unit takes; returns the rest of `rows`.
+    /// Computes tiles, counted within their part, for the unit's rows; false if they are not for the unit.
     ///
     /// # Safety
     /// As [`super::Matmul::run`], for all rows of a block of which some are the unit's.
@@ -93,32 +76,30 @@ impl Unit {
         matrix: &PackedMatrix,
         part: &Part,
         activations: &Activations,
-        rows: Range<usize>,
         tiles: Range<usize>,
         output: Output,
-    ) -> Range<usize> {
-        if part.rounding != InputRounding::Int16Block128 {
-            return rows;
+    ) -> bool {
+        // A last step that is not whole would read beyond its tile.
+        if part.rounding != InputRounding::Bf16Chains || !matrix.columns().is_multiple_of(STEP_COLUMNS) {
+            return false;
         }
         let job = |tile| TileJob::new(matrix, part, tile, output).at(part, activations, self.rows.start);
         WORKSPACE.with_borrow_mut(|workspace| {
             for tile in tiles.clone().step_by(2) {
-                let is_pair = tile + 1 < tiles.end;
-                let jobs = [job(tile), job(if is_pair { tile + 1 } else { tile })];
+                let jobs = [job(tile), job((tile + 1).min(tiles.end - 1))];
+                let jobs = &jobs[..2.min(tiles.end - tile)];
                 // SAFETY: the caller's; the whole block of a row that exists is in the activations.
                 unsafe {
-                    match (part.format, is_pair) {
-                        (WeightFormat::Q4_0, false) => self.multiply::<Q4_0, false>(workspace, jobs),
-                        (WeightFormat::Q4_0, true) => self.multiply::<Q4_0, true>(workspace, jobs),
-                        (WeightFormat::Q4_1, false) => self.multiply::<Q4_1, false>(workspace, jobs),
-                        (WeightFormat::Q4_1, true) => self.multiply::<Q4_1, true>(workspace, jobs),
-                        (_, false) => self.multiply::<Q8_0, false>(workspace, jobs),
-                        (_, true) => self.multiply::<Q8_0, true>(workspace, jobs),
+                    match part.format {
+                        WeightFormat::Q4_0 => self.multiply::<Packed<Q4_0>>(workspace, jobs),
+                        WeightFormat::Q4_1 => self.multiply::<Packed<Q4_1>>(workspace, jobs),
+                        WeightFormat::Q8_0 => self.multiply::<Packed<Q8_0>>(workspace, jobs),
+                        _ => self.multiply::<Plain>(workspace, jobs),
                     }
                 }
             }
         });
-        self.rows.end..rows.end
+        true
     }
 
     /// Computes one or two tiles for the unit's rows.
@@ -126,70 +107,51 @@ impl Unit {
     /// # Safety
     /// AVX-512 and the unit are there; the jobs' weights are tiles of the format, their activations the first record of a
     /// block of rows; activations and outputs as in [`super::Matmul::run`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn multiply<W: BlockFormat, const PAIR: bool>(&self, workspace: &mut Workspace, jobs: [TileJob; 2]) {
-        let tiles = 1 + usize::from(PAIR);
-        let (columns, blocks) = (jobs[0].columns, jobs[0].columns.div_ceil(BLOCK));
-        let block_bytes = BLOCK / GROUP * group_bytes(W::FORMAT) + BLOCK_SCALES;
-        let Workspace { unpacked, products, sums } = workspace;
-        for first in (0..blocks).step_by(BLOCKS) {
-            let last = blocks.min(first + BLOCKS);
-            // SAFETY: the caller's: blocks and records are inside their tile and row block; there are four products in
-            // each half.
-            unsafe {
-                for (unpacked, job) in unpacked.iter_mut().zip(jobs).take(tiles) {
-                    for block in first..last {
-                        let groups = (columns / GROUP - block * (BLOCK / GROUP)).min(BLOCK / GROUP);
-                        unpack::<W>(unpacked, block - first, groups, job.weights.add(block * block_bytes));
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+    unsafe fn multiply<W: Source>(&self, workspace: &mut Workspace, jobs: &[TileJob]) {
+        let steps = jobs[0].columns / STEP_COLUMNS;
+        let chunk = steps.div_ceil(steps.div_ceil(STEPS));
+        let row_blocks = self.rows.len().div_ceil(ROW_BLOCK);
+        let Workspace { widened, sums } = workspace;
+        for first in (0..steps).step_by(chunk) {
+            let last = steps.min(first + chunk);
+            for row_block in (0..row_blocks).step_by(2) {
+                let are_two = row_block + 1 < row_blocks;
+                // SAFETY: the caller's: steps are inside their tile and row block.
+                unsafe {
+                    let own = sums.as_mut_ptr().cast::<f32>().add(row_block * 2 * ROW_BLOCK * LANES);
+                    if first == 0 {
+                        self.tiles.clear();
+                    } else {
+                        self.tiles.load(own, jobs.len() == 2, are_two);
                     }
-                }
-                let records = |item: Item| {
-                    let records = (item.row_block * blocks + item.block) * ROW_BLOCK;
-                    jobs[0].activations.add(records * INT16_RECORD)
-                };
-                // The unit works on one item while the sums of the one before are scaled, one tile after each step.
-                let row_blocks = self.rows.len().div_ceil(ROW_BLOCK);
-                let (mut previous, mut next) = (None::<Item>, Some(Item { row_block: 0, block: first }));
-                let mut half = 0;
-                while previous.is_some() || next.is_some() {
-                    let (current, other) = (products[half].as_mut_ptr(), products[1 - half].as_ptr());
-                    for step in 0..BLOCK / TILE_COLUMNS {
-                        if let Some(item) = next
-                            && step * TILE_COLUMNS < columns - item.block * BLOCK
-                        {
-                            if step == 0 {
-                                self.tiles.clear::<PAIR>();
-                            }
-                            let start = records(item).add(step * TILE_COLUMNS);
-                            let codes = unpacked.each_ref().map(|tile| tile.codes[item.block - first].as_ptr());
-                            let weights = codes.map(|codes| codes.add(step * 1024).cast());
-                            self.tiles.multiply::<PAIR>(Planes { start, stride: INT16_RECORD }, weights);
+                    let activations = |row_block: usize, step: usize| {
+                        jobs[0].activations.add((row_block * steps + step) * ROW_BLOCK * BF16_RECORD)
+                    };
+                    for step in first..last {
+                        let mut weights = [std::ptr::null(); 2];
+                        for (tile, job) in jobs.iter().enumerate() {
+                            let place = widened[tile][step - first].as_mut_ptr();
+                            weights[tile] = W::step(job.weights, step, place, row_block == 0);
                         }
-                        if let Some(item) = previous
-                            && step < tiles
-                        {
-                            let sums = &mut sums[item.row_block][step];
-                            let scales = &unpacked[step].scales[item.block - first];
-                            let rows = self.rows.len().min(ROW_BLOCK);
-                            let products = other.add(step * 2 * PRODUCT);
-                            if item.block == 0 {
-                                scale::<true>(products, scales, records(item), sums, rows);
-                            } else {
-                                scale::<false>(products, scales, records(item), sums, rows);
+                        let rows = activations(row_block, step);
+                        match (jobs.len() == 2, are_two) {
+                            (false, false) => self.tiles.multiply::<false, false>([rows; 2], weights),
+                            (true, false) => self.tiles.multiply::<true, false>([rows; 2], weights),
+                            (false, true) => {
+                                self.tiles.multiply::<false, true>([rows, activations(row_block + 1, step)], weights);
+                            }
+                            (true, true) => {
+                                self.tiles.multiply::<true, true>([rows, activations(row_block + 1, step)], weights);
                             }
                         }
                     }
-                    if next.is_some() {
-                        self.tiles.store::<PAIR>(current);
+                    self.tiles.store(own, jobs.len() == 2, are_two);
+                    if last == steps {
+                        for row_block in row_block..row_blocks.min(row_block + 2) {
+                            self.finish(jobs, row_block, &sums[row_block]);
+                        }
                     }
-                    if let Some(item) = previous
-                        && item.block + 1 == blocks
-                    {
-                        self.finish(&jobs[..tiles], item.row_block, &sums[item.row_block]);
-                    }
-                    previous = next;
-                    next = next.and_then(|item| item.next(first..last, row_blocks));
-                    half = 1 - half;
                 }
             }
         }
@@ -220,86 +182,62 @@ impl Unit {
     }
 }
 
-/// A block of rows times a block of columns.
-#[derive(Debug, Clone, Copy)]
-struct Item {
-    row_block: usize,
-    block: usize,
+/// Where the unit's weights come from.
+trait Source {
+    /// The weights of one step of a tile: widened into `place` if they are `new`, or as they lie there already.
+    ///
+    /// # Safety
+    /// AVX-512 with bfloat16; `tile` is a tile of the format with this step, and `place` [`STEP`] bytes.
+    unsafe fn step(tile: *const u8, step: usize, place: *mut u8, new: bool) -> *const u8;
 }
 
-impl Item {
-    /// The next one, all of `blocks` for one block of rows after another.
-    fn next(self, blocks: Range<usize>, row_blocks: usize) -> Option<Item> {
-        if self.block + 1 < blocks.end {
-            return Some(Item { block: self.block + 1, ..self });
-        }
-        let row_block = self.row_block + 1;
-        (row_block < row_blocks).then_some(Item { row_block, block: blocks.start })
+/// bfloat16, as it is in memory.
+struct Plain;
+
+impl Source for Plain {
+    #[inline(always)]
+    unsafe fn step(tile: *const u8, step: usize, _place: *mut u8, _new: bool) -> *const u8 {
+        tile.wrapping_add(step * STEP)
     }
 }
 
-/// Adds the exact sums of one block and tile to the outputs, which are 0 before the `FIRST` block:
-/// `t = sum * activation scale`, `f = fma(t, scale, f)`.
+/// A quantised format.
+struct Packed<W>(std::marker::PhantomData<W>);
+
+impl<W: Widened> Source for Packed<W> {
+    #[inline(always)]
+    unsafe fn step(tile: *const u8, step: usize, place: *mut u8, new: bool) -> *const u8 {
+        if new {
+            // SAFETY: the caller's.
+            unsafe { widen::<W>(tile.add(step * W::BYTES), place) };
+        }
+        place
+    }
+}
+
+/// Widens a group, with the bits of [`octavo_backend::Codes::to_bf16`].
 ///
 /// # Safety
-/// `products` are those of both planes, `records` one record for each row.
+/// `group` is a group of the format, and `to` has [`STEP`] bytes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn scale<const FIRST: bool>(
-    products: *const i32,
-    scales: &[f32; LANES],
-    records: *const u8,
-    sums: &mut [[f32; LANES]; ROW_BLOCK],
-    rows: usize,
-) {
-    // SAFETY: the caller's.
-    unsafe {
-        let scales = _mm512_loadu_ps(scales.as_ptr());
-        let mut scale_row = |row: usize| {
-            let record = &*records.add(row * INT16_RECORD).cast::<Int16Record>();
-            let high = _mm512_loadu_si512(products.add(row * LANES).cast());
-            let low = _mm512_loadu_si512(products.add(PRODUCT + row * LANES).cast());
-            let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<7>(high), low));
-            let scaled = _mm512_mul_ps(dot, _mm512_set1_ps(record.scale));
-            let sum = sums[row].as_mut_ptr();
-            let before = if FIRST { _mm512_setzero_ps() } else { _mm512_loadu_ps(sum) };
-            _mm512_storeu_ps(sum, _mm512_fmadd_ps(scaled, scales, before));
-        };
-        // With a constant count the loop is unrolled.
-        if rows == ROW_BLOCK {
-            (0..ROW_BLOCK).for_each(&mut scale_row);
-        } else {
-            (0..rows).for_each(&mut scale_row);
-        }
-    }
-}
-
-/// # Safety
-/// `packed` is a block of `groups` groups of the format.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<W: BlockFormat>(unpacked: &mut Unpacked, block: usize, groups: usize, packed: *const u8) {
-    let to: *mut i8 = unpacked.codes[block].as_mut_ptr();
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+unsafe fn widen<W: Widened>(group: *const u8, to: *mut u8) {
+    let codes = const { 32 / W::BITS };
     // SAFETY: the caller's.
     unsafe {
         let simd = Avx512::new_unchecked();
-        for group in 0..groups {
-            let packed = packed.add(group * group_bytes(W::FORMAT));
-            let to = to.add(group * LANES * GROUP);
-            if W::FORMAT == WeightFormat::Q8_0 {
-                for at in (0..LANES * GROUP).step_by(64) {
-                    let codes = _mm512_loadu_si512(packed.add(at).cast());
-                    _mm512_store_si512(to.add(at).cast(), _mm512_xor_si512(codes, _mm512_set1_epi8(-128)));
-                }
-            } else {
-                let (factors, offsets) = load_folds(simd, W::FORMAT, packed);
-                for i in 0..GROUP / 8 {
-                    let (first, second) = simd.fold_nibbles(simd.load_bytes(packed.add(i * 64)), factors, offsets);
-                    _mm512_store_si512(to.add(i * 128).cast(), first);
-                    _mm512_store_si512(to.add(i * 128 + 64).cast(), second);
-                }
+        let line = Line::load::<W>(simd, group);
+        for vector in 0..GROUP / 2 / codes {
+            let words = group.add(vector * 128);
+            simd.prefetch(words.wrapping_add(PREFETCH_DISTANCE));
+            simd.prefetch(words.wrapping_add(PREFETCH_DISTANCE + 64));
+            let words = (simd.load_bytes(words), simd.load_bytes(words.add(64)));
+            for index in 0..codes {
+                let low = _mm512_fmadd_ps(code_floats::<_, W>(simd, words.0, index), line.low.0, line.low.1);
+                let high = _mm512_fmadd_ps(code_floats::<_, W>(simd, words.1, index), line.high.0, line.high.1);
+                let pairs = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(to.add((vector * codes + index) * 64).cast(), pairs);
             }
         }
-        let scales = _mm512_loadu_ps(packed.add(groups * group_bytes(W::FORMAT)).cast());
-        _mm512_store_ps(unpacked.scales[block].as_mut_ptr(), scales);
     }
 }

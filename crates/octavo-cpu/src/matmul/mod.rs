@@ -3,8 +3,8 @@
 //! The arithmetic of one output, columns ascending:
 //! - 4- and 8-bit formats, for each group of 32: `dot` = exact integer sum of (code - zero) * activation code;
 //!   `t = dot * activation scale`, `f = fma(t, scale, f)`; Q4_1 then `f = fma(minimum, activation scaled sum, f)`.
-//! - the same formats in blocks, for each block of 128: `dot` = exact integer sum of 8-bit code * activation code;
-//!   `t = dot * activation scale`, `f = fma(t, scale, f)`.
+//! - the same formats and BF16 in chains, for each 32 columns: `e` = the products of the even ones, each fused, from 0;
+//!   `o` = those of the odd ones; `f = f + (e + o)`. Quantised weights are widened to bfloat16 first.
 //! - BF16, for each pair of columns: the odd product, then the even one, each `f = fma(w, x, f)`.
 //! - F16, F32: `f = fma(w, x, f)`.
 //!
@@ -12,7 +12,7 @@
 //! the instruction set (BF16 subnormals apart, see [`crate::simd::Simd::dot_bf16`]). Kernels of several widths exist only to
 //! reuse weights while they are in registers.
 
-mod block;
+mod chains;
 mod kernels;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod matrix_unit;
@@ -28,7 +28,7 @@ use std::ops::Range;
 use octavo_backend::{InputRounding, WeightFormat};
 
 use self::{
-    block::Blocks,
+    chains::Chains,
     kernels::{Bf16, F16, F32, Q4_0, Q4_1, Q8_0, Weights, select_tile},
 };
 use crate::{
@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Rows whose activations stay in the second-level cache while all tiles pass by: 256 rows of 1536 values are 0.6 MB in
-/// 8 bits and 1 MB in 16.
+/// 8 bits and 0.8 MB in 16.
 const CACHED_ROWS: usize = 256;
 
 /// Rows that the widest kernel takes at once.
@@ -123,14 +123,15 @@ type TileKernels = [TileKernel; ROWS_AT_ONCE];
 pub struct Matmul {
     /// Rows that a kernel takes at once, at most.
     rows_at_once: usize,
-    /// Several rows at once go to the matrix unit.
+    /// What is in chains goes to the matrix unit.
     matrix_unit: bool,
     q4_0: TileKernels,
     q4_1: TileKernels,
     q8_0: TileKernels,
-    q4_0_blocks: TileKernels,
-    q4_1_blocks: TileKernels,
-    q8_0_blocks: TileKernels,
+    q4_0_chains: TileKernels,
+    q4_1_chains: TileKernels,
+    q8_0_chains: TileKernels,
+    bf16_chains: TileKernels,
     bf16: TileKernels,
     f16: TileKernels,
     f32: TileKernels,
@@ -148,9 +149,10 @@ impl Matmul {
             q4_0: tile_kernels::<Q4_0>(isa),
             q4_1: tile_kernels::<Q4_1>(isa),
             q8_0: tile_kernels::<Q8_0>(isa),
-            q4_0_blocks: tile_kernels::<Blocks<Q4_0>>(isa),
-            q4_1_blocks: tile_kernels::<Blocks<Q4_1>>(isa),
-            q8_0_blocks: tile_kernels::<Blocks<Q8_0>>(isa),
+            q4_0_chains: tile_kernels::<Chains<Q4_0>>(isa),
+            q4_1_chains: tile_kernels::<Chains<Q4_1>>(isa),
+            q8_0_chains: tile_kernels::<Chains<Q8_0>>(isa),
+            bf16_chains: tile_kernels::<Chains<Bf16>>(isa),
             bf16: tile_kernels::<Bf16>(isa),
             f16: tile_kernels::<F16>(isa),
             f32: tile_kernels::<F32>(isa),
@@ -189,17 +191,17 @@ impl Matmul {
             for part in matrix.parts() {
                 let first = tiles.start.max(part.first_tile);
                 let tiles = first - part.first_tile..first.max(tiles.end.min(part.end_tile())) - part.first_tile;
-                let rest = block.clone();
                 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                let rest = match &unit {
+                if let Some(unit) = &unit {
                     // SAFETY: the caller's; the tiles are in this part.
-                    Some(unit) => unsafe { unit.run(matrix, part, activations, rest, tiles.clone(), output) },
-                    None => rest,
-                };
+                    if unsafe { unit.run(matrix, part, activations, tiles.clone(), output) } {
+                        continue;
+                    }
+                }
                 for tile in tiles {
                     let job = TileJob::new(matrix, part, tile, output);
                     // SAFETY: as above.
-                    unsafe { self.run_rows(job, part, activations, rest.clone()) }
+                    unsafe { self.run_rows(job, part, activations, block.clone()) }
                 }
             }
         }
@@ -224,9 +226,10 @@ impl Matmul {
 
     fn kernels(&self, part: &Part) -> &TileKernels {
         match part.format {
-            WeightFormat::Q4_0 if part.rounding == InputRounding::Int16Block128 => &self.q4_0_blocks,
-            WeightFormat::Q4_1 if part.rounding == InputRounding::Int16Block128 => &self.q4_1_blocks,
-            WeightFormat::Q8_0 if part.rounding == InputRounding::Int16Block128 => &self.q8_0_blocks,
+            WeightFormat::Q4_0 if part.rounding == InputRounding::Bf16Chains => &self.q4_0_chains,
+            WeightFormat::Q4_1 if part.rounding == InputRounding::Bf16Chains => &self.q4_1_chains,
+            WeightFormat::Q8_0 if part.rounding == InputRounding::Bf16Chains => &self.q8_0_chains,
+            WeightFormat::Bf16 if part.rounding == InputRounding::Bf16Chains => &self.bf16_chains,
             WeightFormat::Q4_0 => &self.q4_0,
             WeightFormat::Q4_1 => &self.q4_1,
             WeightFormat::Q8_0 => &self.q8_0,

@@ -6,22 +6,31 @@ use super::{
     samples::{fill_codes, random_matrix, random_values},
     twin, *,
 };
-use crate::activation::RoundingSet;
+use crate::{activation::RoundingSet, options::ActivationType};
 
 const QUANTIZED: [WeightFormat; 3] = [WeightFormat::Q4_0, WeightFormat::Q4_1, WeightFormat::Q8_0];
 const DENSE: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::F16, WeightFormat::F32];
 
-/// How the inputs of quantised matrices may be rounded.
-const INPUTS: [InputRounding; 2] = [InputRounding::Int8Group32, InputRounding::Int16Block128];
+/// Types of inputs.
+const INPUTS: [ActivationType; 2] = [ActivationType::Int8, ActivationType::Bf16];
 
 fn all_roundings() -> RoundingSet {
     InputRounding::ALL.into_iter().collect()
 }
 
-/// Every format with every way to round its inputs.
-fn every_kind() -> impl Iterator<Item = (WeightFormat, InputRounding)> {
-    let quantized = INPUTS.into_iter().flat_map(|input| QUANTIZED.map(|format| (format, input)));
-    quantized.chain(DENSE.map(|format| (format, InputRounding::Int8Group32)))
+/// Every format with every type of inputs.
+fn every_kind() -> impl Iterator<Item = (WeightFormat, ActivationType)> {
+    let formats = QUANTIZED.into_iter().chain(DENSE);
+    formats.flat_map(|format| INPUTS.map(|input| (format, input)))
+}
+
+/// How the inputs of a format are rounded.
+fn rounding(format: WeightFormat, input: ActivationType) -> InputRounding {
+    match format {
+        WeightFormat::F16 | WeightFormat::F32 => InputRounding::None,
+        WeightFormat::Bf16 => input.bf16_input(),
+        _ => input.quantized_input(),
+    }
 }
 
 /// Bits, all NaN alike.
@@ -30,7 +39,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// All outputs by the kernels of one instruction set, the work cut into `cuts` ranges of tiles.
-fn multiply(isa: Isa, parts: &[Matrix], input: InputRounding, values: &[f32], cuts: usize) -> Vec<f32> {
+fn multiply(isa: Isa, parts: &[Matrix], input: ActivationType, values: &[f32], cuts: usize) -> Vec<f32> {
     let packed = PackedMatrix::pack(parts, input).unwrap();
     let (columns, tiles) = (packed.columns(), packed.tiles());
     let rows = values.len() / columns;
@@ -50,17 +59,17 @@ fn multiply(isa: Isa, parts: &[Matrix], input: InputRounding, values: &[f32], cu
     out
 }
 
-fn multiply_by_twin(parts: &[Matrix], input: InputRounding, values: &[f32]) -> Vec<f32> {
+fn multiply_by_twin(parts: &[Matrix], input: ActivationType, values: &[f32]) -> Vec<f32> {
     let mut out = Vec::new();
     for row in values.chunks(parts[0].columns) {
         for part in parts {
-            out.extend((0..part.rows).map(|n| twin::output(part, input, n, row)));
+            out.extend((0..part.rows).map(|n| twin::output(part, rounding(part.data.format, input), n, row)));
         }
     }
     out
 }
 
-fn assert_equals_twin(parts: &[Matrix], input: InputRounding, values: &[f32], what: &str) {
+fn assert_equals_twin(parts: &[Matrix], input: ActivationType, values: &[f32], what: &str) {
     let expected = bits(&multiply_by_twin(parts, input, values));
     for isa in Isa::supported() {
         for cuts in [1, 3] {
@@ -109,7 +118,7 @@ fn wide_matrices_equal_the_twin() {
 
 #[test]
 fn widths_that_fill_no_group_equal_the_twin_in_dense_formats() {
-    for (format, input) in DENSE.map(|format| (format, InputRounding::Int8Group32)) {
+    for (format, input) in DENSE.into_iter().flat_map(|format| INPUTS.map(|input| (format, input))) {
         for columns in [1, 2, 31, 33, 47] {
             let matrix = random_matrix(format, 19, columns, 7);
             let values = random_values(3, columns, 3);
@@ -195,8 +204,8 @@ fn the_twin_is_within_a_millionth_of_the_sum_of_magnitudes_in_f64() {
         let values = random_values(2, 1536, 22);
         for row in values.chunks(1536) {
             for n in 0..matrix.rows {
-                let (exact, magnitude) = twin::exact_output(&matrix, input, n, row);
-                let error = (f64::from(twin::output(&matrix, input, n, row)) - exact).abs();
+                let (exact, magnitude) = twin::exact_output(&matrix, rounding(format, input), n, row);
+                let error = (f64::from(twin::output(&matrix, rounding(format, input), n, row)) - exact).abs();
                 assert!(error <= 1e-6 * magnitude, "{format}: {error:e} of {magnitude:e}");
             }
         }
@@ -234,9 +243,9 @@ fn a_row_has_the_same_bits_in_whatever_range_it_is_computed() {
 #[test]
 fn adding_to_a_residual_leaves_neighbours_alone() {
     let matrix = random_matrix(WeightFormat::Q8_0, 21, 32, 2);
-    let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), InputRounding::Int8Group32).unwrap();
+    let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), ActivationType::Int8).unwrap();
     let values = random_values(2, 32, 4);
-    let product = multiply_by_twin(std::slice::from_ref(&matrix), InputRounding::Int8Group32, &values);
+    let product = multiply_by_twin(std::slice::from_ref(&matrix), ActivationType::Int8, &values);
     for isa in Isa::supported() {
         let activations = Activations::new(isa, packed.input_roundings(), 32, 2).unwrap();
         let mut out = vec![0.25; 2 * 23];

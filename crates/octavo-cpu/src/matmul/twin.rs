@@ -1,18 +1,12 @@
 //! The arithmetic of the matmul kernels once more, one output at a time, from the contract's types alone.
 
 use half::bf16;
-use octavo_backend::{
-    InputRounding, Matrix, WeightFormat,
-    block::{ActivationBlock, BLOCK},
-    numerics::ActivationGroup,
-};
+use octavo_backend::{InputRounding, Matrix, WeightFormat, numerics::ActivationGroup};
 
 /// Output `n` of a matrix for one row of unrounded activations, in the order that [`super`] defines.
-pub(super) fn output(matrix: &Matrix, quantized_input: InputRounding, n: usize, activations: &[f32]) -> f32 {
+pub(super) fn output(matrix: &Matrix, rounding: InputRounding, n: usize, activations: &[f32]) -> f32 {
     match matrix.data.format {
-        format if format.is_quantized() && quantized_input == InputRounding::Int16Block128 => {
-            in_blocks(matrix, n, activations)
-        }
+        _ if rounding == InputRounding::Bf16Chains => in_chains(matrix, n, activations),
         WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => quantized(matrix, n, activations),
         WeightFormat::Bf16 => in_pairs(matrix, n, activations),
         WeightFormat::F16 | WeightFormat::F32 => {
@@ -37,12 +31,25 @@ fn quantized(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
     sum
 }
 
-fn in_blocks(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
+/// The weights of a row as bfloat16.
+fn widened(matrix: &Matrix, n: usize) -> Vec<f32> {
+    if matrix.data.format.is_quantized() {
+        let blocks = (0..matrix.columns / 32).map(|block| matrix.codes(n, block).to_bf16());
+        return blocks.flatten().map(bf16::to_f32).collect();
+    }
+    let mut weights = vec![0.0; matrix.columns];
+    matrix.dequantize_row(n, &mut weights);
+    weights
+}
+
+fn in_chains(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
     let mut sum = 0.0f32;
-    for (index, values) in activations.chunks(BLOCK).enumerate() {
-        let (weights, block) = (matrix.weight_block(n, index), ActivationBlock::round(values));
-        let dot: i64 = weights.codes.iter().zip(block.codes).map(|(w, x)| i64::from(*w) * i64::from(x)).sum();
-        sum = (dot as f32 * block.scale).mul_add(weights.scale, sum);
+    for (weights, values) in widened(matrix, n).chunks(32).zip(activations.chunks(32)) {
+        let mut chains = [0.0f32; 2];
+        for (k, (w, x)) in weights.iter().zip(values).enumerate() {
+            chains[k % 2] = w.mul_add(bf16::from_f32(*x).to_f32(), chains[k % 2]);
+        }
+        sum += chains[0] + chains[1];
     }
     sum
 }
@@ -61,22 +68,13 @@ fn in_pairs(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
 }
 
 /// The same output in `f64` on the same rounded operands, and the sum of the magnitudes of its terms.
-pub(super) fn exact_output(
-    matrix: &Matrix,
-    quantized_input: InputRounding,
-    n: usize,
-    activations: &[f32],
-) -> (f64, f64) {
+pub(super) fn exact_output(matrix: &Matrix, rounding: InputRounding, n: usize, activations: &[f32]) -> (f64, f64) {
     let mut weights = vec![0.0f32; matrix.columns];
     let mut terms: Vec<f64> = Vec::new();
     match matrix.data.format {
-        format if format.is_quantized() && quantized_input == InputRounding::Int16Block128 => {
-            for (index, values) in activations.chunks(BLOCK).enumerate() {
-                let (weights, block) = (matrix.weight_block(n, index), ActivationBlock::round(values));
-                for (w, x) in weights.codes.iter().zip(block.codes) {
-                    let scales = f64::from(weights.scale) * f64::from(block.scale);
-                    terms.push(f64::from(*w) * f64::from(x) * scales);
-                }
+        _ if rounding == InputRounding::Bf16Chains => {
+            for (w, x) in widened(matrix, n).iter().zip(activations) {
+                terms.push(f64::from(*w) * f64::from(bf16::from_f32(*x).to_f32()));
             }
         }
         WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => {

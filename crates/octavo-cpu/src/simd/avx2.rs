@@ -199,57 +199,49 @@ unsafe fn dot_bf16(sum: __m256, weights: __m256i, activations: __m256i) -> __m25
     }
 }
 
+/// Shifts left by `shift`, or right if it is negative, and sets the bits of `mantissa` into the float `base`.
+///
 /// # Safety
 /// AVX2.
 #[inline(always)]
-unsafe fn zero_point_offsets(factors: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe { _mm256_sub_epi16(_mm256_set1_epi16(128), _mm256_slli_epi16::<3>(factors)) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn fold(nibbles: __m256i, factors: __m256i, offsets: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe { _mm256_add_epi16(_mm256_mullo_epi16(nibbles, factors), offsets) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn fold_nibbles(words: __m256i, factors: __m256i, offsets: __m256i) -> (__m256i, __m256i) {
+unsafe fn mantissa_floats(words: __m256i, shift: i32, mantissa: i32, base: i32) -> __m256 {
     // SAFETY: the caller's.
     unsafe {
-        let (low, upper) = (_mm256_set1_epi16(15), _mm256_set1_epi16(0xff00_u16 as i16));
-        let a = fold(_mm256_and_si256(words, low), factors, offsets);
-        let b = fold(_mm256_and_si256(_mm256_srli_epi16::<4>(words), low), factors, offsets);
-        let c = fold(_mm256_and_si256(_mm256_srli_epi16::<8>(words), low), factors, offsets);
-        let d = fold(_mm256_srli_epi16::<12>(words), factors, offsets);
-        (
-            _mm256_or_si256(_mm256_srli_epi16::<8>(a), _mm256_and_si256(b, upper)),
-            _mm256_or_si256(_mm256_srli_epi16::<8>(c), _mm256_and_si256(d, upper)),
-        )
+        let placed = if shift >= 0 {
+            _mm256_sll_epi32(words, _mm_cvtsi32_si128(shift))
+        } else {
+            _mm256_srl_epi32(words, _mm_cvtsi32_si128(-shift))
+        };
+        let bits = _mm256_and_si256(placed, _mm256_set1_epi32(mantissa));
+        _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(base)))
     }
 }
 
 /// # Safety
 /// AVX2.
 #[inline(always)]
-unsafe fn split_planes(codes: __m256i) -> (__m256i, __m256i) {
+unsafe fn alternate_bf16(pair: __m256i) -> __m256 {
     // SAFETY: the caller's.
     unsafe {
-        let high = _mm256_srai_epi32::<7>(_mm256_add_epi32(codes, _mm256_set1_epi32(64)));
-        (high, _mm256_sub_epi32(codes, _mm256_slli_epi32::<7>(high)))
+        let odd = _mm256_and_si256(pair, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+        _mm256_castsi256_ps(_mm256_blend_epi32::<0b1010_1010>(_mm256_slli_epi32::<16>(pair), odd))
     }
 }
 
+/// The sums of the four pairs of lanes of `a`, then of `b`.
+///
 /// # Safety
 /// AVX2.
 #[inline(always)]
-unsafe fn join_planes(high: __m256i, low: __m256i) -> __m256i {
+unsafe fn add_pairs(a: __m256, b: __m256) -> __m256 {
     // SAFETY: the caller's.
-    unsafe { _mm256_add_epi32(_mm256_slli_epi32::<7>(high), low) }
+    unsafe {
+        let even = _mm256_shuffle_ps::<0b10_00_10_00>(a, b);
+        let odd = _mm256_shuffle_ps::<0b11_01_11_01>(a, b);
+        // The shuffles work within 128-bit parts; the permutation puts them in order again.
+        let sums = _mm256_castps_pd(_mm256_add_ps(even, odd));
+        _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(sums))
+    }
 }
 
 impl Simd for Avx2 {
@@ -363,15 +355,6 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn load_word_pairs(self, from: *const u16) -> Ints {
-        // SAFETY: as in `load`.
-        unsafe {
-            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
-            [_mm256_or_si256(low, _mm256_slli_epi32::<16>(low)), _mm256_or_si256(high, _mm256_slli_epi32::<16>(high))]
-        }
-    }
-    #[inline(always)]
     unsafe fn broadcast_bytes(self, from: *const u8) -> Ints {
         // SAFETY: as in `load`.
         unsafe { [_mm256_set1_epi32(from.cast::<i32>().read_unaligned()); 2] }
@@ -424,17 +407,44 @@ impl Simd for Avx2 {
         fn finish_nibbles(sum: Ints, correction: Ints) -> Ints = finish_nibbles;
         fn dot_biased(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_biased;
         fn dot_bf16(sum: Floats, weights: Ints, activations: Ints) -> Floats = dot_bf16;
-        fn zero_point_offsets(factors: Ints) -> Ints = zero_point_offsets;
-        fn join_planes(high: Ints, low: Ints) -> Ints = join_planes;
+        fn alternate_bf16(pair: Ints) -> Floats = alternate_bf16;
     }
     #[inline(always)]
-    fn fold_nibbles(self, words: Ints, factors: Ints, offsets: Ints) -> (Ints, Ints) {
+    fn nibble_floats(self, words: Ints, index: usize) -> Floats {
+        // SAFETY: as in `prefetch`. Bits 19 to 22 are the upper four of a mantissa.
+        unsafe {
+            [
+                mantissa_floats(words[0], 19 - 4 * index as i32, 0x0078_0000, 0x4180_0000),
+                mantissa_floats(words[1], 19 - 4 * index as i32, 0x0078_0000, 0x4180_0000),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn byte_floats(self, words: Ints, index: usize) -> Floats {
+        // SAFETY: as in `prefetch`. Bits 15 to 22 are the upper eight of a mantissa.
+        unsafe {
+            [
+                mantissa_floats(words[0], 15 - 8 * index as i32, 0x007f_8000, 0x4380_0000),
+                mantissa_floats(words[1], 15 - 8 * index as i32, 0x007f_8000, 0x4380_0000),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn double_lanes(self, value: Floats) -> (Floats, Floats) {
         // SAFETY: as in `prefetch`.
         unsafe {
-            let (a, b) = fold_nibbles(words[0], factors[0], offsets[0]);
-            let (c, d) = fold_nibbles(words[1], factors[1], offsets[1]);
-            ([a, c], [b, d])
+            let first = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+            let last = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
+            (
+                [_mm256_permutevar8x32_ps(value[0], first), _mm256_permutevar8x32_ps(value[0], last)],
+                [_mm256_permutevar8x32_ps(value[1], first), _mm256_permutevar8x32_ps(value[1], last)],
+            )
         }
+    }
+    #[inline(always)]
+    fn add_pairs(self, low: Floats, high: Floats) -> Floats {
+        // SAFETY: as in `prefetch`.
+        unsafe { [add_pairs(low[0], low[1]), add_pairs(high[0], high[1])] }
     }
     #[inline(always)]
     fn split_bf16(self, pairs: Ints) -> (Floats, Floats) {
@@ -442,15 +452,6 @@ impl Simd for Avx2 {
         unsafe {
             let even = [_mm256_slli_epi32::<16>(pairs[0]), _mm256_slli_epi32::<16>(pairs[1])];
             ([_mm256_castsi256_ps(even[0]), _mm256_castsi256_ps(even[1])], [keep_upper(pairs[0]), keep_upper(pairs[1])])
-        }
-    }
-    #[inline(always)]
-    fn split_planes(self, codes: Ints) -> (Ints, Ints) {
-        // SAFETY: as in `prefetch`.
-        unsafe {
-            let (a, b) = split_planes(codes[0]);
-            let (c, d) = split_planes(codes[1]);
-            ([a, c], [b, d])
         }
     }
     #[inline(always)]

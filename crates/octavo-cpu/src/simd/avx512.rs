@@ -46,17 +46,8 @@ const ODD_WORDS: __m512i = {
     unsafe { std::mem::transmute::<[u16; 32], __m512i>(words) }
 };
 
-/// Each of the first 16 words, twice.
-const WORD_PAIRS: __m512i = {
-    let mut words = [0u16; 32];
-    let mut at = 0;
-    while at < 32 {
-        words[at] = at as u16 / 2;
-        at += 1;
-    }
-    // SAFETY: both are 64 bytes that may hold any bits.
-    unsafe { std::mem::transmute::<[u16; 32], __m512i>(words) }
-};
+/// Of a ternary function: `(a & b) | c`.
+const AND_OR: i32 = 0b1110_1010;
 
 /// The operations of both tokens; they differ in `dot_bf16`.
 ///
@@ -103,10 +94,6 @@ macro_rules! operations {
                     let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.add(16).cast())));
                     let words = _mm512_permutex2var_epi16(_mm512_castps_si512(low), ODD_WORDS, _mm512_castps_si512(high));
                     _mm512_storeu_si512(to.cast(), words);
-                }
-                fn load_word_pairs(from: *const u16) -> __m512i {
-                    let words = _mm512_castsi256_si512(_mm256_loadu_si256(from.cast()));
-                    _mm512_permutexvar_epi16(WORD_PAIRS, words)
                 }
                 fn broadcast_bytes(from: *const u8) -> __m512i {
                     _mm512_set1_epi32(from.cast::<i32>().read_unaligned())
@@ -186,29 +173,38 @@ macro_rules! operations {
                 fn dot_biased(sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
                     _mm512_dpbusd_epi32(sum, weights, activations)
                 }
-                fn zero_point_offsets(factors: __m512i) -> __m512i {
-                    _mm512_sub_epi16(_mm512_set1_epi16(128), _mm512_slli_epi16::<3>(factors))
+                fn nibble_floats(words: __m512i, index: usize) -> __m512 {
+                    // Bits 19 to 22 are the upper four of a mantissa.
+                    let placed = match 4 * index as i32 {
+                        at @ ..20 => _mm512_sll_epi32(words, _mm_cvtsi32_si128(19 - at)),
+                        at => _mm512_srl_epi32(words, _mm_cvtsi32_si128(at - 19)),
+                    };
+                    let (mantissa, sixteen) = (_mm512_set1_epi32(0x0078_0000), _mm512_set1_epi32(0x4180_0000));
+                    _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<AND_OR>(placed, mantissa, sixteen))
                 }
-                fn fold_nibbles(words: __m512i, factors: __m512i, offsets: __m512i) -> (__m512i, __m512i) {
-                    let low = _mm512_set1_epi16(15);
-                    let upper = _mm512_set1_epi16(0xff00_u16 as i16);
-                    let a = fold(_mm512_and_si512(words, low), factors, offsets);
-                    let b = fold(_mm512_and_si512(_mm512_srli_epi16::<4>(words), low), factors, offsets);
-                    let c = fold(_mm512_and_si512(_mm512_srli_epi16::<8>(words), low), factors, offsets);
-                    let d = fold(_mm512_srli_epi16::<12>(words), factors, offsets);
-                    // Bit by bit `a | (b & upper)`.
-                    const OR_OF_AND: i32 = 0b1111_1000;
-                    (
-                        _mm512_ternarylogic_epi32::<OR_OF_AND>(_mm512_srli_epi16::<8>(a), b, upper),
-                        _mm512_ternarylogic_epi32::<OR_OF_AND>(_mm512_srli_epi16::<8>(c), d, upper),
-                    )
+                fn byte_floats(words: __m512i, index: usize) -> __m512 {
+                    // Bits 15 to 22 are the upper eight of a mantissa.
+                    let placed = match 8 * index as i32 {
+                        at @ ..16 => _mm512_sll_epi32(words, _mm_cvtsi32_si128(15 - at)),
+                        at => _mm512_srl_epi32(words, _mm_cvtsi32_si128(at - 15)),
+                    };
+                    let (mantissa, offset) = (_mm512_set1_epi32(0x007f_8000), _mm512_set1_epi32(0x4380_0000));
+                    _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<AND_OR>(placed, mantissa, offset))
                 }
-                fn split_planes(codes: __m512i) -> (__m512i, __m512i) {
-                    let high = _mm512_srai_epi32::<7>(_mm512_add_epi32(codes, _mm512_set1_epi32(64)));
-                    (high, _mm512_sub_epi32(codes, _mm512_slli_epi32::<7>(high)))
+                fn double_lanes(value: __m512) -> (__m512, __m512) {
+                    let low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+                    let high = _mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+                    (_mm512_permutexvar_ps(low, value), _mm512_permutexvar_ps(high, value))
                 }
-                fn join_planes(high: __m512i, low: __m512i) -> __m512i {
-                    _mm512_add_epi32(_mm512_slli_epi32::<7>(high), low)
+                fn add_pairs(low: __m512, high: __m512) -> __m512 {
+                    let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+                    let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+                    let even = _mm512_permutex2var_ps(low, even, high);
+                    _mm512_add_ps(even, _mm512_permutex2var_ps(low, odd, high))
+                }
+                fn alternate_bf16(pair: __m512i) -> __m512 {
+                    let odd = _mm512_and_si512(pair, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+                    _mm512_castsi512_ps(_mm512_mask_slli_epi32::<16>(odd, 0x5555, pair))
                 }
                 fn dot_bf16(sum: __m512, weights: __m512i, activations: __m512i) -> __m512 {
                     $dot_bf16(sum, weights, activations)
@@ -247,14 +243,6 @@ macro_rules! operations {
 }
 operations!(Avx512, dot_bf16_by_fma);
 operations!(Avx512Bf16, dot_bf16_native);
-
-/// # Safety
-/// AVX-512 BW.
-#[inline(always)]
-unsafe fn fold(nibbles: __m512i, factors: __m512i, offsets: __m512i) -> __m512i {
-    // SAFETY: the caller's.
-    unsafe { _mm512_add_epi16(_mm512_mullo_epi16(nibbles, factors), offsets) }
-}
 
 /// The bits of each value with the lower half still to be dropped.
 ///

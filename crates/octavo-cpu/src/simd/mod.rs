@@ -212,22 +212,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Adds the products of four signed weights, stored with 128 added, and four activations in -127..=127.
     fn dot_biased(self, sum: Self::I, weights: Self::I, activations: Self::I) -> Self::I;
 
-    /// Reads 16 words of 16 bits, each into both halves of its lane.
-    ///
-    /// # Safety
-    /// 16 words are readable at `from`.
-    unsafe fn load_word_pairs(self, from: *const u16) -> Self::I;
-    /// `128 - 8 * word` for each of 32 words of 16 bits, wrapping: the offsets of nibbles whose zero point is 8.
-    fn zero_point_offsets(self, factors: Self::I) -> Self::I;
-    /// Turns 128 nibbles into bytes: `(nibble * factor + offset) >> 8` in words of 16 bits, wrapping.
-    ///
-    /// Both words of a lane hold four nibbles each, lowest first. The first result has, in the bytes of a lane, those of
-    /// nibbles 0 and 1 of the first word and of the second, the other one those of nibbles 2 and 3.
-    fn fold_nibbles(self, words: Self::I, factors: Self::I, offsets: Self::I) -> (Self::I, Self::I);
-    /// Splits codes of at most 15 bits, `code = high * 128 + low` with `low` in -64..=63.
-    fn split_planes(self, codes: Self::I) -> (Self::I, Self::I);
-    /// `high * 128 + low`, wrapping.
-    fn join_planes(self, high: Self::I, low: Self::I) -> Self::I;
+    /// `16 + nibble` for the nibble of each lane that begins at bit `4 * index`.
+    fn nibble_floats(self, words: Self::I, index: usize) -> Self::F;
+    /// `256 + byte` for the byte of each lane that begins at bit `8 * index`.
+    fn byte_floats(self, words: Self::I, index: usize) -> Self::F;
+    /// The first eight lanes, each twice, and the last eight.
+    fn double_lanes(self, value: Self::F) -> (Self::F, Self::F);
+    /// The sum of each pair of lanes: those of `low`, then those of `high`.
+    fn add_pairs(self, low: Self::F, high: Self::F) -> Self::F;
+    /// Turns the same pair of bfloat16 in all lanes into its even (lower) element in even lanes, the odd one in odd lanes.
+    fn alternate_bf16(self, pair: Self::I) -> Self::F;
 
     /// Adds the products of a pair of bfloat16 in each lane: the odd (upper) one first, then the even one, each by a
     /// fused multiply-add.

@@ -54,10 +54,6 @@ fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-fn join_words(low: u16, high: u16) -> i32 {
-    (u32::from(low) | u32::from(high) << 16) as i32
-}
-
 impl Simd for Scalar {
     type F = Floats;
     type I = Ints;
@@ -430,46 +426,47 @@ impl Simd for Scalar {
         (self.bits_to_float(map_ints(pairs, |v| v << 16)), self.bits_to_float(map_ints(pairs, |v| v & !0xffff)))
     }
     #[inline(always)]
-    unsafe fn load_word_pairs(self, from: *const u16) -> Ints {
-        let mut out = [0; LANES];
-        for (lane, out) in out.iter_mut().enumerate() {
-            // SAFETY: the caller's.
-            let word = unsafe { from.add(lane).read_unaligned() };
-            *out = (u32::from(word) * 0x1_0001) as i32;
+    fn nibble_floats(self, words: Ints, index: usize) -> Floats {
+        let mut out = [0.0; LANES];
+        for (out, word) in out.iter_mut().zip(words) {
+            *out = (16 + (word >> (4 * index) & 15)) as f32;
         }
         out
     }
     #[inline(always)]
-    fn zero_point_offsets(self, factors: Ints) -> Ints {
-        map_ints(factors, |pair| {
-            let offset = |word: u16| 128u16.wrapping_sub(word.wrapping_mul(8));
-            join_words(offset(pair as u16), offset((pair >> 16) as u16))
-        })
-    }
-    #[inline(always)]
-    fn fold_nibbles(self, words: Ints, factors: Ints, offsets: Ints) -> (Ints, Ints) {
-        let (mut first, mut second) = ([0; LANES], [0; LANES]);
-        for lane in 0..LANES {
-            let byte = |nibble: i32| {
-                let shift = nibble / 4 * 16;
-                let word = |pair: i32| (pair >> shift) as u16;
-                let nibble = word(words[lane]) >> (nibble % 4 * 4) & 15;
-                let folded = nibble.wrapping_mul(word(factors[lane])).wrapping_add(word(offsets[lane]));
-                (folded >> 8) as u8
-            };
-            first[lane] = i32::from_le_bytes([byte(0), byte(1), byte(4), byte(5)]);
-            second[lane] = i32::from_le_bytes([byte(2), byte(3), byte(6), byte(7)]);
+    fn byte_floats(self, words: Ints, index: usize) -> Floats {
+        let mut out = [0.0; LANES];
+        for (out, word) in out.iter_mut().zip(words) {
+            *out = (256 + (word >> (8 * index) & 255)) as f32;
         }
-        (first, second)
+        out
     }
     #[inline(always)]
-    fn split_planes(self, codes: Ints) -> (Ints, Ints) {
-        let high = map_ints(codes, |code| (code + 64) >> 7);
-        (high, self.sub_int(codes, map_ints(high, |high| high << 7)))
+    fn double_lanes(self, value: Floats) -> (Floats, Floats) {
+        let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
+        for lane in 0..LANES {
+            low[lane] = value[lane / 2];
+            high[lane] = value[LANES / 2 + lane / 2];
+        }
+        (low, high)
     }
     #[inline(always)]
-    fn join_planes(self, high: Ints, low: Ints) -> Ints {
-        self.add_int(map_ints(high, |high| high << 7), low)
+    fn add_pairs(self, low: Floats, high: Floats) -> Floats {
+        let mut out = [0.0; LANES];
+        for lane in 0..LANES / 2 {
+            out[lane] = low[2 * lane] + low[2 * lane + 1];
+            out[LANES / 2 + lane] = high[2 * lane] + high[2 * lane + 1];
+        }
+        out
+    }
+    #[inline(always)]
+    fn alternate_bf16(self, pair: Ints) -> Floats {
+        let mut out = [0.0; LANES];
+        for (lane, (out, pair)) in out.iter_mut().zip(pair).enumerate() {
+            let bits = if lane % 2 == 0 { pair << 16 } else { pair & !0xffff };
+            *out = f32::from_bits(bits as u32);
+        }
+        out
     }
 
     #[inline(always)]

@@ -114,16 +114,16 @@ unsafe fn int_operations<S: Simd>(simd: S, operands: &Operands, out: &mut Result
         let mut words = [0u16; 16];
         simd.store_rounded_bf16(words.as_mut_ptr(), odd);
         out.ints.extend(words.map(i32::from));
-        let factors = simd.load_word_pairs(operands.halves.as_ptr());
-        push_int(simd, out, factors);
-        push_int(simd, out, simd.zero_point_offsets(factors));
-        let (first, second) = simd.fold_nibbles(bytes, factors, simd.xor(factors, low));
-        push_int(simd, out, first);
-        push_int(simd, out, second);
-        let (high_plane, low_plane) = simd.split_planes(simd.exponent_of(bytes));
-        push_int(simd, out, high_plane);
-        push_int(simd, out, low_plane);
-        push_int(simd, out, simd.join_planes(bytes, low));
+        for index in 0..8 {
+            push(simd, out, simd.nibble_floats(bytes, index));
+            push(simd, out, simd.byte_floats(bytes, index % 4));
+        }
+        let (a, c) = (simd.load(operands.a.as_ptr()), simd.load(operands.c.as_ptr()));
+        let (doubled_low, doubled_high) = simd.double_lanes(c);
+        push(simd, out, doubled_low);
+        push(simd, out, doubled_high);
+        push(simd, out, simd.add_pairs(a, c));
+        push(simd, out, simd.alternate_bf16(simd.splat_int(0x3f81_c0a5)));
         let sum: i32 = operands.activations.iter().flatten().map(|&v| i32::from(v)).sum();
         let correction = simd.splat_int(-8 * sum);
         let mut nibbles = simd.start_nibbles(correction);

@@ -15,17 +15,17 @@
 //! nibbles hold columns `8i..8i + 4` and its high nibbles `8i + 4..8i + 8`. So one register is 16 rows, each lane takes
 //! four products with the same four activations, and nothing is ever shuffled.
 //!
-//! Quantised matrices whose inputs are rounded to 16 bits are packed in blocks of 128 columns instead ([`block`]).
-
-pub(crate) mod block;
+//! Quantised matrices whose inputs are bfloat16 in chains keep their groups, but a lane of 4 bytes belongs to a row and to
+//! the even or the odd columns, rows 0 to 7 in one vector and 8 to 15 in the next: what is widened from two such vectors is
+//! 16 rows of pairs. In 4 bits a lane's nibbles, lowest first, are eight columns two apart, in 8 bits its bytes four.
 
 use half::{bf16, f16};
-use octavo_backend::{BackendError, Codes, InputRounding, Matrix, WeightFormat, block::BLOCK};
+use octavo_backend::{BackendError, Codes, InputRounding, Matrix, WeightFormat};
 
-use self::block::BlockLayout;
 use crate::{
     activation::RoundingSet,
     arena::{AlignedBytes, Arena},
+    options::ActivationType,
 };
 
 /// Rows of a tile.
@@ -48,17 +48,20 @@ struct GroupLayout {
     bias: i32,
     /// Rows of 16 half-precision numbers after the codes: scales, then minima.
     scale_rows: usize,
+    /// Lanes hold the even or the odd columns of a row.
+    in_pairs: bool,
 }
 
 impl GroupLayout {
     /// None for formats without groups.
-    fn of(format: WeightFormat) -> Option<GroupLayout> {
-        match format {
-            WeightFormat::Q4_0 => Some(GroupLayout { code_bits: 4, bias: 8, scale_rows: 1 }),
-            WeightFormat::Q4_1 => Some(GroupLayout { code_bits: 4, bias: 0, scale_rows: 2 }),
-            WeightFormat::Q8_0 => Some(GroupLayout { code_bits: 8, bias: 128, scale_rows: 1 }),
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => None,
-        }
+    fn of(format: WeightFormat, rounding: InputRounding) -> Option<GroupLayout> {
+        let (code_bits, bias, scale_rows) = match format {
+            WeightFormat::Q4_0 => (4, 8, 1),
+            WeightFormat::Q4_1 => (4, 0, 2),
+            WeightFormat::Q8_0 => (8, 128, 1),
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => return None,
+        };
+        Some(GroupLayout { code_bits, bias, scale_rows, in_pairs: rounding == InputRounding::Bf16Chains })
     }
 
     fn code_bytes(self) -> usize {
@@ -71,6 +74,13 @@ impl GroupLayout {
 
     /// The byte and the shift at which a row's code of one column lies.
     fn place(self, row: usize, column: usize) -> (usize, usize) {
+        if self.in_pairs {
+            let codes = 32 / self.code_bits;
+            let (half, lane, pair) = (row / 8, row % 8 * 2 + column % 2, column / 2);
+            let vector = pair / codes * 2 + half;
+            let bit = pair % codes * self.code_bits;
+            return (vector * VECTOR + lane * 4 + bit / 8, bit % 8);
+        }
         match self.code_bits {
             4 => (column / 8 * VECTOR + row * 4 + column % 4, column / 4 % 2 * 4),
             _ => (column / 4 * VECTOR + row * 4 + column % 4, 0),
@@ -105,8 +115,7 @@ impl GroupLayout {
 
 /// Bytes of one tile.
 fn tile_bytes(format: WeightFormat, rounding: InputRounding, columns: usize) -> usize {
-    match GroupLayout::of(format) {
-        Some(_) if rounding == InputRounding::Int16Block128 => BlockLayout::new(format, columns).tile_bytes(),
+    match GroupLayout::of(format, rounding) {
         Some(layout) => columns / GROUP * layout.bytes(),
         None if format == WeightFormat::Bf16 => columns.div_ceil(2) * VECTOR,
         None if format == WeightFormat::F16 => columns * TILE_ROWS * 2,
@@ -114,12 +123,11 @@ fn tile_bytes(format: WeightFormat, rounding: InputRounding, columns: usize) -> 
     }
 }
 
-/// How the input of a matmul with weights of this format is rounded, where that of quantised ones is
-/// `quantized_input`.
-fn input_rounding(format: WeightFormat, quantized_input: InputRounding) -> InputRounding {
+/// How the input of a matmul with weights of this format is rounded.
+fn input_rounding(format: WeightFormat, activations: ActivationType) -> InputRounding {
     match format {
-        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => quantized_input,
-        WeightFormat::Bf16 => InputRounding::Bf16,
+        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => activations.quantized_input(),
+        WeightFormat::Bf16 => activations.bf16_input(),
         WeightFormat::F16 | WeightFormat::F32 => InputRounding::None,
     }
 }
@@ -167,19 +175,18 @@ impl PackedMatrix {
     ///
     /// # Errors
     /// Widths that differ, a width or an amount of data that does not fit a format, memory that cannot be had.
-    pub fn pack(parts: &[Matrix], quantized_input: InputRounding) -> Result<PackedMatrix, BackendError> {
-        PackedMatrix::pack_in(&mut Arena::sized_exactly(), parts, quantized_input)
+    pub fn pack(parts: &[Matrix], activations: ActivationType) -> Result<PackedMatrix, BackendError> {
+        PackedMatrix::pack_in(&mut Arena::sized_exactly(), parts, activations)
     }
 
-    /// Packs matrices of equal width into an arena, after what is there already. The input of quantised ones shall be
-    /// rounded as `quantized_input`: [`InputRounding::Int8Group32`] or [`InputRounding::Int16Block128`].
+    /// Packs matrices of equal width into an arena, after what is there already, for inputs of the given type.
     ///
     /// # Errors
     /// As [`PackedMatrix::pack`].
     pub fn pack_in(
         arena: &mut Arena,
         matrices: &[Matrix],
-        quantized_input: InputRounding,
+        activations: ActivationType,
     ) -> Result<PackedMatrix, BackendError> {
         let columns = matrices.first().map_or(0, |matrix| matrix.columns);
         let mut parts = Vec::with_capacity(matrices.len());
@@ -187,7 +194,7 @@ impl PackedMatrix {
         for matrix in matrices {
             check(matrix, columns)?;
             let format = matrix.data.format;
-            let rounding = input_rounding(format, quantized_input);
+            let rounding = input_rounding(format, activations);
             let part = Part {
                 format,
                 rounding,
@@ -266,8 +273,7 @@ impl PackedMatrix {
         self.data.elements::<u8>()[start..start + part.tile_bytes].as_ptr()
     }
 
-    /// One row as `f32`: the same as [`Matrix::dequantize_row`] of the matrix it came from, or, in blocks, as
-    /// [`Matrix::weight_block`].
+    /// One row as `f32`: the same as [`Matrix::dequantize_row`] of the matrix it came from.
     ///
     /// # Panics
     /// If the row does not exist or `output` is shorter than [`PackedMatrix::columns`].
@@ -278,16 +284,7 @@ impl PackedMatrix {
         let start = part.offset + tile * part.tile_bytes;
         let bytes = &self.data.elements::<u8>()[start..start + part.tile_bytes];
         let output = &mut output[..self.columns];
-        if part.rounding == InputRounding::Int16Block128 {
-            for (index, out) in output.chunks_mut(BLOCK).enumerate() {
-                let block = BlockLayout::new(part.format, self.columns).read_block(bytes, row, index);
-                for (out, code) in out.iter_mut().zip(block.codes) {
-                    *out = block.scale * f32::from(code);
-                }
-            }
-            return;
-        }
-        if let Some(layout) = GroupLayout::of(part.format) {
+        if let Some(layout) = GroupLayout::of(part.format, part.rounding) {
             for (group, out) in bytes.chunks_exact(layout.bytes()).zip(output.chunks_exact_mut(GROUP)) {
                 let codes = layout.read(group, row);
                 for (out, code) in out.iter_mut().zip(codes.codes) {
@@ -350,12 +347,8 @@ fn pack_tile(matrix: &Matrix, rounding: InputRounding, tile: usize, bytes: &mut 
     let format = matrix.data.format;
     let first = tile * TILE_ROWS;
     for row in 0..TILE_ROWS.min(matrix.rows - first) {
-        if rounding == InputRounding::Int16Block128 {
-            BlockLayout::new(format, matrix.columns).write_row(bytes, row, matrix, first + row);
-            continue;
-        }
         let source = matrix.row_bytes(first + row);
-        if let Some(layout) = GroupLayout::of(format) {
+        if let Some(layout) = GroupLayout::of(format, rounding) {
             for (group, bytes) in bytes.chunks_exact_mut(layout.bytes()).enumerate() {
                 layout.write(bytes, row, &format.decode_block(source, group));
             }
@@ -380,10 +373,11 @@ mod tests {
 
     #[test]
     fn a_packed_row_reads_back_as_it_was() {
-        for format in WeightFormat::ALL {
+        let types = [ActivationType::Int8, ActivationType::Bf16];
+        for (format, activations) in WeightFormat::ALL.into_iter().flat_map(|format| types.map(|kind| (format, kind))) {
             for (rows, columns) in [(1, 32), (5, 96), (16, 64), (33, 576)] {
                 let matrix = random_matrix(format, rows, columns, 11);
-                let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), InputRounding::Int8Group32).unwrap();
+                let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), activations).unwrap();
                 assert_eq!((packed.rows(), packed.columns()), (rows, columns));
                 let (mut found, mut expected) = (vec![0.0f32; columns], vec![0.0f32; columns]);
                 for row in 0..rows {
@@ -397,32 +391,10 @@ mod tests {
     }
 
     #[test]
-    fn a_row_packed_in_blocks_reads_back_as_the_contract_rounds_it() {
-        for (format, bytes) in [(WeightFormat::Q4_0, 288), (WeightFormat::Q4_1, 320), (WeightFormat::Q8_0, 512)] {
-            for (rows, columns) in [(1, 32), (5, 96), (16, 128), (33, 576)] {
-                let matrix = random_matrix(format, rows, columns, 11);
-                let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), InputRounding::Int16Block128).unwrap();
-                let tile = columns / 32 * bytes + columns.div_ceil(128) * 64;
-                let expected = (rows.div_ceil(16) * tile).next_multiple_of(64);
-                assert_eq!(packed.bytes(), expected, "{format} {rows} x {columns}");
-                let mut found = vec![0.0f32; columns];
-                for row in 0..rows {
-                    packed.dequantize_row(row, &mut found);
-                    for (index, found) in found.chunks(BLOCK).enumerate() {
-                        let block = matrix.weight_block(row, index);
-                        let expected: Vec<f32> = block.codes.map(|code| block.scale * f32::from(code)).to_vec();
-                        assert_eq!(found, &expected[..found.len()], "{format} {rows} x {columns}, row {row}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
     fn dense_formats_take_any_width() {
         for format in [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16] {
             let matrix = random_matrix(format, 3, 43, 5);
-            let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), InputRounding::Int8Group32).unwrap();
+            let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), ActivationType::Int8).unwrap();
             let (mut found, mut expected) = ([0.0f32; 43], [0.0f32; 43]);
             packed.dequantize_row(2, &mut found);
             matrix.dequantize_row(2, &mut expected);
@@ -437,7 +409,7 @@ mod tests {
             random_matrix(WeightFormat::Q8_0, 17, 64, 2),
             random_matrix(WeightFormat::Bf16, 16, 64, 3),
         ];
-        let packed = PackedMatrix::pack(&parts, InputRounding::Int8Group32).unwrap();
+        let packed = PackedMatrix::pack(&parts, ActivationType::Int8).unwrap();
         assert_eq!((packed.rows(), packed.tiles()), (38, 4));
         assert_eq!(packed.rows_of_tiles(0..1), 0..5);
         assert_eq!(packed.rows_of_tiles(1..3), 5..22);
@@ -468,14 +440,13 @@ mod tests {
     fn what_does_not_fit_is_refused_with_numbers() {
         let mut short = random_matrix(WeightFormat::Q8_0, 2, 64, 1);
         short.data.bytes.to_mut().pop();
-        let error = PackedMatrix::pack(&[short], InputRounding::Int8Group32).unwrap_err().to_string();
+        let error = PackedMatrix::pack(&[short], ActivationType::Int8).unwrap_err().to_string();
         assert!(error.contains("135 bytes") && error.contains("136 bytes"), "{error}");
         let data = WeightData { format: WeightFormat::Q4_0, bytes: Cow::Borrowed(&[0; 27]) };
-        let error = PackedMatrix::pack(&[Matrix { rows: 1, columns: 48, data }], InputRounding::Int8Group32)
-            .unwrap_err()
-            .to_string();
+        let error =
+            PackedMatrix::pack(&[Matrix { rows: 1, columns: 48, data }], ActivationType::Int8).unwrap_err().to_string();
         assert!(error.contains("48 in Q4_0"), "{error}");
         let parts = [random_matrix(WeightFormat::F32, 1, 32, 1), random_matrix(WeightFormat::F32, 1, 64, 1)];
-        assert!(PackedMatrix::pack(&parts, InputRounding::Int8Group32).unwrap_err().to_string().contains("64"));
+        assert!(PackedMatrix::pack(&parts, ActivationType::Int8).unwrap_err().to_string().contains("64"));
     }
 }
