@@ -24,9 +24,11 @@ const _: () = assert!(ROW_BLOCK == TILE_ROWS && GROUP == STEP_COLUMNS);
 /// Rows that share widened weights, at most: their activations stay in the second-level cache.
 const UNIT_ROWS: usize = super::CACHED_ROWS;
 /// Steps whose weights are widened at a time: with the activations of 32 rows they about fill the first-level cache.
-const STEPS: usize = 18;
+const STEPS: usize = 12;
 /// Bytes of a step's weights of one tile.
 const STEP: usize = 1024;
+/// Bytes of a step's activations of one block of rows.
+const ROWS: usize = ROW_BLOCK * BF16_RECORD;
 /// How far ahead weights are fetched, in bytes.
 const PREFETCH_DISTANCE: usize = 4096;
 
@@ -90,11 +92,15 @@ impl Unit {
                 let jobs = &jobs[..2.min(tiles.end - tile)];
                 // SAFETY: the caller's; the whole block of a row that exists is in the activations.
                 unsafe {
-                    match part.format {
-                        WeightFormat::Q4_0 => self.multiply::<Packed<Q4_0>>(workspace, jobs),
-                        WeightFormat::Q4_1 => self.multiply::<Packed<Q4_1>>(workspace, jobs),
-                        WeightFormat::Q8_0 => self.multiply::<Packed<Q8_0>>(workspace, jobs),
-                        _ => self.multiply::<Plain>(workspace, jobs),
+                    match (part.format, jobs.len()) {
+                        (WeightFormat::Q4_0, 1) => self.multiply::<Packed<Q4_0>, false>(workspace, jobs),
+                        (WeightFormat::Q4_0, _) => self.multiply::<Packed<Q4_0>, true>(workspace, jobs),
+                        (WeightFormat::Q4_1, 1) => self.multiply::<Packed<Q4_1>, false>(workspace, jobs),
+                        (WeightFormat::Q4_1, _) => self.multiply::<Packed<Q4_1>, true>(workspace, jobs),
+                        (WeightFormat::Q8_0, 1) => self.multiply::<Packed<Q8_0>, false>(workspace, jobs),
+                        (WeightFormat::Q8_0, _) => self.multiply::<Packed<Q8_0>, true>(workspace, jobs),
+                        (_, 1) => self.multiply::<Plain, false>(workspace, jobs),
+                        _ => self.multiply::<Plain, true>(workspace, jobs),
                     }
                 }
             }
@@ -102,57 +108,76 @@ impl Unit {
         true
     }
 
-    /// Computes one or two tiles for the unit's rows.
+    /// Computes one or (`PAIR`) two tiles for the unit's rows.
     ///
     /// # Safety
     /// AVX-512 and the unit are there; the jobs' weights are tiles of the format, their activations the first record of a
     /// block of rows; activations and outputs as in [`super::Matmul::run`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
-    unsafe fn multiply<W: Source>(&self, workspace: &mut Workspace, jobs: &[TileJob]) {
+    unsafe fn multiply<W: Source, const PAIR: bool>(&self, workspace: &mut Workspace, jobs: &[TileJob]) {
         let steps = jobs[0].columns / STEP_COLUMNS;
-        let chunk = steps.div_ceil(steps.div_ceil(STEPS));
         let row_blocks = self.rows.len().div_ceil(ROW_BLOCK);
         let Workspace { widened, sums } = workspace;
-        for first in (0..steps).step_by(chunk) {
-            let last = steps.min(first + chunk);
+        let places = widened.each_mut().map(|tile| tile.as_mut_ptr().cast::<u8>());
+        for first in (0..steps).step_by(STEPS) {
+            let count = STEPS.min(steps - first);
+            let weights = [&jobs[0], &jobs[jobs.len() - 1]].map(|job| job.weights.wrapping_add(first * W::BYTES));
             for row_block in (0..row_blocks).step_by(2) {
                 let are_two = row_block + 1 < row_blocks;
+                let rows = [row_block, row_block + usize::from(are_two)];
+                let rows = rows.map(|block| jobs[0].activations.wrapping_add((block * steps + first) * ROWS));
                 // SAFETY: the caller's: steps are inside their tile and row block.
                 unsafe {
                     let own = sums.as_mut_ptr().cast::<f32>().add(row_block * 2 * ROW_BLOCK * LANES);
                     if first == 0 {
                         self.tiles.clear();
                     } else {
-                        self.tiles.load(own, jobs.len() == 2, are_two);
+                        self.tiles.load(own, PAIR, are_two);
                     }
-                    let activations = |row_block: usize, step: usize| {
-                        jobs[0].activations.add((row_block * steps + step) * ROW_BLOCK * BF16_RECORD)
-                    };
-                    for step in first..last {
-                        let mut weights = [std::ptr::null(); 2];
-                        for (tile, job) in jobs.iter().enumerate() {
-                            let place = widened[tile][step - first].as_mut_ptr();
-                            weights[tile] = W::step(job.weights, step, place, row_block == 0);
-                        }
-                        let rows = activations(row_block, step);
-                        match (jobs.len() == 2, are_two) {
-                            (false, false) => self.tiles.multiply::<false, false>([rows; 2], weights),
-                            (true, false) => self.tiles.multiply::<true, false>([rows; 2], weights),
-                            (false, true) => {
-                                self.tiles.multiply::<false, true>([rows, activations(row_block + 1, step)], weights);
-                            }
-                            (true, true) => {
-                                self.tiles.multiply::<true, true>([rows, activations(row_block + 1, step)], weights);
-                            }
-                        }
+                    match (are_two, row_block == 0) {
+                        (false, false) => self.steps::<W, PAIR, false, false>(weights, places, rows, count),
+                        (false, true) => self.steps::<W, PAIR, false, true>(weights, places, rows, count),
+                        (true, false) => self.steps::<W, PAIR, true, false>(weights, places, rows, count),
+                        (true, true) => self.steps::<W, PAIR, true, true>(weights, places, rows, count),
                     }
-                    self.tiles.store(own, jobs.len() == 2, are_two);
-                    if last == steps {
+                    self.tiles.store(own, PAIR, are_two);
+                    if first + count == steps {
                         for row_block in row_block..row_blocks.min(row_block + 2) {
                             self.finish(jobs, row_block, &sums[row_block]);
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Adds `count` steps; the weights are widened into `places` if they are `NEW`, one step ahead of their use.
+    ///
+    /// # Safety
+    /// As [`Unit::multiply`]; `places` have [`STEP`] bytes for each step.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+    unsafe fn steps<W: Source, const PAIR: bool, const TWO: bool, const NEW: bool>(
+        &self,
+        weights: [*const u8; 2],
+        places: [*mut u8; 2],
+        rows: [*const u8; 2],
+        count: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            for step in 0..count + usize::from(NEW) {
+                if NEW && step < count {
+                    W::widen(weights[0].add(step * W::BYTES), places[0].add(step * STEP));
+                    if PAIR {
+                        W::widen(weights[1].add(step * W::BYTES), places[1].add(step * STEP));
+                    }
+                }
+                // What has just been written would be waited for.
+                let Some(step) = step.checked_sub(usize::from(NEW)) else { continue };
+                let rows = [rows[0].add(step * ROWS), rows[1].add(step * ROWS)];
+                let weights = [W::place(weights[0], places[0], step), W::place(weights[1], places[1], step)];
+                self.tiles.multiply::<PAIR, TWO>(rows, weights);
             }
         }
     }
@@ -184,19 +209,30 @@ impl Unit {
 
 /// Where the unit's weights come from.
 trait Source {
-    /// The weights of one step of a tile: widened into `place` if they are `new`, or as they lie there already.
+    /// Bytes of a step of a tile.
+    const BYTES: usize;
+
+    /// Widens a step if it is not bfloat16 already.
     ///
     /// # Safety
-    /// AVX-512 with bfloat16; `tile` is a tile of the format with this step, and `place` [`STEP`] bytes.
-    unsafe fn step(tile: *const u8, step: usize, place: *mut u8, new: bool) -> *const u8;
+    /// AVX-512 with bfloat16; `from` is a step of a tile of the format, and `to` has [`STEP`] bytes.
+    unsafe fn widen(from: *const u8, to: *mut u8);
+
+    /// Where step `step` lies as bfloat16.
+    fn place(tile: *const u8, widened: *const u8, step: usize) -> *const u8;
 }
 
 /// bfloat16, as it is in memory.
 struct Plain;
 
 impl Source for Plain {
+    const BYTES: usize = STEP;
+
     #[inline(always)]
-    unsafe fn step(tile: *const u8, step: usize, _place: *mut u8, _new: bool) -> *const u8 {
+    unsafe fn widen(_from: *const u8, _to: *mut u8) {}
+
+    #[inline(always)]
+    fn place(tile: *const u8, _widened: *const u8, step: usize) -> *const u8 {
         tile.wrapping_add(step * STEP)
     }
 }
@@ -205,13 +241,17 @@ impl Source for Plain {
 struct Packed<W>(std::marker::PhantomData<W>);
 
 impl<W: Widened> Source for Packed<W> {
+    const BYTES: usize = W::BYTES;
+
     #[inline(always)]
-    unsafe fn step(tile: *const u8, step: usize, place: *mut u8, new: bool) -> *const u8 {
-        if new {
-            // SAFETY: the caller's.
-            unsafe { widen::<W>(tile.add(step * W::BYTES), place) };
-        }
-        place
+    unsafe fn widen(from: *const u8, to: *mut u8) {
+        // SAFETY: the caller's.
+        unsafe { widen::<W>(from, to) }
+    }
+
+    #[inline(always)]
+    fn place(_tile: *const u8, widened: *const u8, step: usize) -> *const u8 {
+        widened.wrapping_add(step * STEP)
     }
 }
 
