@@ -5,8 +5,9 @@
 use std::{borrow::Cow, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use octavo_backend::{InputRounding, Matrix, WeightData, WeightFormat};
+use octavo_backend::{Matrix, WeightData, WeightFormat};
 use octavo_cpu::{
+    ActivationType,
     activation::Activations,
     isa::Isa,
     matmul::{Matmul, Mode, Output},
@@ -19,17 +20,12 @@ const COLUMNS: usize = 1536;
 fn matmul(criterion: &mut Criterion) {
     let isa = std::env::var("OCTAVO_ISA").map_or_else(|_| Isa::detect(), |name| name.parse().expect("OCTAVO_ISA"));
     let kernels = Matmul::new(isa);
-    let quantized = [WeightFormat::Q4_0, WeightFormat::Q4_1, WeightFormat::Q8_0];
-    let inputs = [InputRounding::Int8Group32, InputRounding::Int16Block128];
-    let quantized = inputs.into_iter().flat_map(|input| quantized.map(|format| (format, input)));
-    let dense = [WeightFormat::Bf16, WeightFormat::F32].map(|format| (format, InputRounding::Int8Group32));
-    for (format, input) in quantized.chain(dense) {
-        let packed = PackedMatrix::pack(&[zeros(format)], input).expect("a matrix");
-        let bits = match input {
-            InputRounding::Int16Block128 => ", 16-bit inputs",
-            _ => "",
-        };
-        let mut group = criterion.benchmark_group(format!("matmul {format} {ROWS}x{COLUMNS} {isa}{bits}"));
+    let formats = [WeightFormat::Q4_0, WeightFormat::Q4_1, WeightFormat::Q8_0, WeightFormat::Bf16];
+    let types = [(ActivationType::Int8, ""), (ActivationType::Bf16, ", bfloat16 activations")];
+    let kinds = types.into_iter().flat_map(|kind| formats.map(|format| (format, kind)));
+    for (format, (activations, name)) in kinds.chain([(WeightFormat::F32, types[0])]) {
+        let packed = PackedMatrix::pack(&[zeros(format)], activations).expect("a matrix");
+        let mut group = criterion.benchmark_group(format!("matmul {format} {ROWS}x{COLUMNS} {isa}{name}"));
         for rows in [1, 2, 4, 8, 16, 32, 128] {
             let activations = Activations::new(isa, packed.input_roundings(), COLUMNS, rows).expect("activations");
             let input: Vec<f32> = (0..COLUMNS).map(|i| (i % 101) as f32 - 50.0).collect();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use octavo_backend::{DecoderSpec, WeightFormat, WeightId, WeightShape};
 use octavo_benches::{series::Series, smollm2};
 use octavo_cpu::{
-    ActivationBits, CpuBackend, CpuOptions, host,
+    ActivationType, CpuBackend, CpuOptions, host,
     isa::Isa,
     limits::{MEMORY_BYTES, ReadBuffer, dot_peak_of},
 };
@@ -29,14 +29,14 @@ fn main() {
     let formats: Vec<WeightFormat> = checkpoint.config().weight_formats.iter().map(|(format, _)| *format).collect();
     let threads = host::available_threads().count;
     let isa = std::env::var("OCTAVO_ISA").map_or_else(|_| Isa::detect(), |name| name.parse().expect("OCTAVO_ISA"));
-    let activations = match std::env::var("OCTAVO_ACTIVATION_BITS").as_deref() {
-        Ok("16") => ActivationBits::Sixteen,
-        Ok("8") | Err(_) => ActivationBits::Eight,
-        Ok(other) => panic!("OCTAVO_ACTIVATION_BITS: found {other}, expected 8 or 16"),
+    let activations = match std::env::var("OCTAVO_DTYPE").as_deref() {
+        Ok("bfloat16") => ActivationType::Bf16,
+        Ok("auto") | Err(_) => ActivationType::Int8,
+        Ok(other) => panic!("OCTAVO_DTYPE: found {other}, expected auto or bfloat16"),
     };
     println!(
-        "SmolLM2-135M {formats:?}, {threads} threads, {isa}, {activations:?}-bit activations; medians of {TURNS} turns \
-         [least to most]"
+        "SmolLM2-135M {formats:?}, {threads} threads, {isa}, {activations:?} activations; medians of {TURNS} turns [least to \
+         most]"
     );
 
     let options = CpuOptions { threads: Some(threads), isa: Some(isa), activations, ..CpuOptions::default() };

@@ -33,6 +33,7 @@ class EngineOptions(TypedDict):
     kv_cache_memory_bytes: int | None
     num_kv_blocks: int | None
     kv_cache_dtype: Literal["auto", "bfloat16", "int8"]
+    dtype: Literal["auto", "bfloat16"]
     enable_prefix_caching: bool
 
 @type_check_only

@@ -12,6 +12,7 @@ from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.messages import Conversation, Tool, checked_messages, iter_conversations
 from octavo.models import resolve
 from octavo.options import (
+    ActivationType,
     KvCacheType,
     check_choice,
     checked_engine_options,
@@ -39,7 +40,7 @@ class LoadedModel:
         model: str | os.PathLike[str],
         *,
         tokenizer: str | os.PathLike[str] | None = None,
-        dtype: Literal["auto"] = "auto",
+        dtype: ActivationType = "auto",
         max_model_len: int | None = None,
         seed: int = 0,
         device: Device = "auto",
@@ -61,7 +62,8 @@ class LoadedModel:
         `max_model_len` bounds prompt and output together (default: the model's context). The KV pool's size is given in
         bytes or in blocks of `block_size` tokens; without either it holds at least one longest request. Its elements
         are bfloat16; with `kv_cache_dtype="int8"` they are bytes, with a scale for each token and head, in half the
-        memory. `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
+        memory. `dtype` is the type of activations where weights are quantised or bfloat16: 8-bit integers and bfloat16
+        by default, or bfloat16 for both. `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
         template's text, or the file that holds it. With `enable_prefix_caching`, requests that begin alike share KV
         blocks, also with earlier ones.
         """
@@ -80,13 +82,16 @@ class LoadedModel:
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_kv_blocks=num_kv_blocks,
             kv_cache_dtype=kv_cache_dtype,
+            dtype=dtype,
             enable_prefix_caching=enable_prefix_caching,
         )
-        check_choice("dtype", dtype, "auto")
         check_choice("device", device, "auto", "cpu", "reference")
         if device == "reference" and kv_cache_dtype != "auto":
             found = shown(kv_cache_dtype)
             raise InvalidRequest(f"kv_cache_dtype: found {found}, expected 'auto': the reference keeps 32-bit floats")
+        if device == "reference" and dtype != "auto":
+            found = shown(dtype)
+            raise InvalidRequest(f"dtype: found {found}, expected 'auto': the reference computes in 32-bit floats")
         check_choice("generation_config", generation_config, "auto", "octavo")
         if served_model_name is not None and not isinstance(served_model_name, str):
             raise InvalidRequest(f"served_model_name: found {shown(served_model_name)}, expected a text")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from octavo._octavo import EngineOptions
 
 KvCacheType = Literal["auto", "bfloat16", "int8"]
+ActivationType = Literal["auto", "bfloat16"]
 
 # Options that are known and have no effect yet, with what says just that.
 _LATER: dict[str, tuple[str | None, ...]] = {
@@ -76,12 +77,14 @@ def checked_engine_options(
     kv_cache_memory_bytes: int | None,
     num_kv_blocks: int | None,
     kv_cache_dtype: KvCacheType,
+    dtype: ActivationType,
     enable_prefix_caching: bool,
 ) -> EngineOptions:
     """Check each option by itself; what depends on the model is checked when it is loaded."""
     if kv_cache_memory_bytes is not None and num_kv_blocks is not None:
         raise InvalidRequest("kv_cache_memory_bytes and num_kv_blocks: found both, expected one of them or none")
     check_choice("kv_cache_dtype", kv_cache_dtype, "auto", "bfloat16", "int8")
+    check_choice("dtype", dtype, "auto", "bfloat16")
     return {
         "threads": _optional("threads", threads, 1024),
         "seed": _integer("seed", seed, 0, _MAX_SEED),
@@ -92,6 +95,7 @@ def checked_engine_options(
         "kv_cache_memory_bytes": _optional("kv_cache_memory_bytes", kv_cache_memory_bytes, _MAX_SIZE),
         "num_kv_blocks": _optional("num_kv_blocks", num_kv_blocks, _MAX_COUNT),
         "kv_cache_dtype": kv_cache_dtype,
+        "dtype": dtype,
         "enable_prefix_caching": _flag("enable_prefix_caching", enable_prefix_caching),
     }
 

@@ -5,7 +5,7 @@ use octavo_backend::{InputRounding, KvType};
 use crate::isa::Isa;
 
 /// How [`crate::CpuBackend`] computes. The defaults suit the host; threads change no result, and instruction sets none
-/// beyond what [`crate::simd::Simd::dot_bf16`] says.
+/// beyond what [`Isa`] says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuOptions {
     /// Workers, the calling thread included; `None` takes [`crate::host::available_threads`].

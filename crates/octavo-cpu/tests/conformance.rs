@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use octavo_backend::{KvType, conformance};
-use octavo_cpu::{ActivationBits, CpuBackend, CpuOptions, isa::Isa};
+use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, isa::Isa};
 
 /// One at a time: several pools on the same two cores would wait for each other.
 static MACHINE: Mutex<()> = Mutex::new(());
@@ -50,9 +50,9 @@ fn an_8_bit_cache_conforms() {
 }
 
 #[test]
-fn activations_of_16_bits_conform_on_every_instruction_set() {
+fn bfloat16_activations_conform_on_every_instruction_set() {
     for isa in Isa::supported() {
-        let activations = ActivationBits::Sixteen;
+        let activations = ActivationType::Bf16;
         conforms_with(CpuOptions { threads: Some(2), isa: Some(isa), activations, ..CpuOptions::default() });
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use octavo_backend::{
     Backend, BackendError, DecoderSpec, KvType, Reference, WeightGroup, WeightId, WeightShape, WeightSource,
 };
-use octavo_cpu::{CpuBackend, CpuOptions, host};
+use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, host};
 use octavo_engine::{Engine, EngineConfig, EngineHandle, PrefixCaching};
 use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_plan};
 
@@ -32,6 +32,8 @@ pub struct Options {
     pub num_kv_blocks: Option<usize>,
     /// `auto`, `bfloat16` or `int8`.
     pub kv_cache_dtype: String,
+    /// `auto` or `bfloat16`.
+    pub dtype: String,
     pub enable_prefix_caching: bool,
 }
 
@@ -149,7 +151,8 @@ impl Device {
 
 fn cpu(path: &Path, options: &Options) -> Result<CpuBackend, StartError> {
     let kv = if options.kv_cache_dtype == "int8" { KvType::Int8 } else { KvType::Bf16 };
-    CpuBackend::new(CpuOptions { threads: options.threads, kv, ..CpuOptions::default() })
+    let activations = if options.dtype == "bfloat16" { ActivationType::Bf16 } else { ActivationType::Int8 };
+    CpuBackend::new(CpuOptions { threads: options.threads, kv, activations, ..CpuOptions::default() })
         .map_err(|reason| refused(path, reason))
 }
 

@@ -128,7 +128,11 @@ ENGINE_OPTIONS = (
         kind=SWITCH,
         help="share KV blocks between requests that begin alike (default: on)",
     ),
-    Option(name="dtype", choices=("auto",), help="the type of activations; auto is the only one yet"),
+    Option(
+        name="dtype",
+        choices=("auto", "bfloat16"),
+        help="activations of quantised weights: 8-bit integers, or bfloat16 (default: auto)",
+    ),
     Option(name="tokenizer", metavar="PATH", help="a tokenizer.json, or a folder with one, instead of the model's"),
     Option(name="chat_template", metavar="FILE", help="a chat template instead of the model's"),
     Option(

@@ -263,6 +263,20 @@ fn bits_do_not_depend_on_the_other_rows_the_tile_or_the_workers() {
 }
 
 #[test]
+fn every_instruction_set_gives_the_same_bits() {
+    for case in cases() {
+        let sequence = Sequence::new(case, 600);
+        for (start, len) in [(0, 18), (60, 9), (250, 7), (599, 1)] {
+            let expected = bits(&sequence.attend(Isa::Scalar, None, start, len, 1));
+            for isa in Isa::supported() {
+                let found = bits(&sequence.attend(isa, None, start, len, 1));
+                assert!(found == expected, "{isa} {case:?} rows {start}+{len}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_token_that_is_not_finite_harms_only_the_rows_that_see_it() {
     let nan = vec![f32::NAN; CASE.head_size];
     let width = CASE.num_kv_heads * CASE.group_size * CASE.head_size;

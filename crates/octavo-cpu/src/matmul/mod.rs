@@ -9,7 +9,7 @@
 //! - F16, F32: `f = fma(w, x, f)`.
 //!
 //! Invariant (row invariance): nothing of this depends on how many rows or tiles a call computes, on the thread, or on
-//! the instruction set (BF16 subnormals apart, see [`crate::simd::Simd::dot_bf16`]). Kernels of several widths exist only to
+//! the instruction set (BF16 subnormals apart, see [`Isa`]). Kernels of several widths exist only to
 //! reuse weights while they are in registers.
 
 mod chains;

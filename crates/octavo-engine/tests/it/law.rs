@@ -3,7 +3,7 @@
 
 use crate::common::{Answer, assert_same, run, run_alone, tiny_config, tiny_engine, tiny_requests};
 use octavo_backend::{Backend, KvType, Reference};
-use octavo_cpu::{CpuBackend, CpuOptions};
+use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, isa::Isa};
 
 fn holds<B: Backend>(make: impl Fn() -> B) -> Vec<Answer> {
     let requests = tiny_requests();
@@ -43,4 +43,30 @@ fn the_law_holds_with_an_8_bit_cache() {
     let one = holds(cpu(1));
     let two = holds(cpu(2));
     assert_same("two threads against one", &two, &one);
+}
+
+#[test]
+fn the_law_holds_with_bfloat16_activations_and_across_instruction_sets() {
+    let cpu = |threads, isa| {
+        move || {
+            let activations = ActivationType::Bf16;
+            let options = CpuOptions { threads: Some(threads), isa: Some(isa), activations, ..CpuOptions::default() };
+            CpuBackend::new(options).unwrap()
+        }
+    };
+    let one = holds(cpu(1, Isa::detect()));
+    let two = holds(cpu(2, Isa::detect()));
+    assert_same("two threads against one", &two, &one);
+    for isa in Isa::supported() {
+        assert_same(&format!("{isa} against the fastest"), &holds(cpu(2, isa)), &one);
+    }
+}
+
+#[test]
+fn the_law_holds_across_instruction_sets() {
+    let cpu = |isa| move || CpuBackend::new(CpuOptions { isa: Some(isa), ..CpuOptions::default() }).unwrap();
+    let expected = holds(cpu(Isa::detect()));
+    for isa in Isa::supported() {
+        assert_same(&format!("{isa} against the fastest"), &holds(cpu(isa)), &expected);
+    }
 }

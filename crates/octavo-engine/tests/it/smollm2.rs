@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use octavo_backend::{Backend, KvType, Reference, SampleRow, SpanInput, StepInputs, StepLimits};
 use octavo_backend::{DecoderSpec, GroupInputs};
-use octavo_cpu::{CpuBackend, CpuOptions};
+use octavo_cpu::{ActivationType, CpuBackend, CpuOptions};
 use octavo_engine::{Engine, EngineConfig, PrefixCaching, RequestId, SamplingParams, TokenId};
 use octavo_model::Checkpoint;
 use octavo_sched::Request;
@@ -116,6 +116,12 @@ fn cpu_agrees_with_the_recorded_float32_run_along_its_tokens() {
 fn an_8_bit_cache_agrees_with_the_recorded_float32_run_along_its_tokens() {
     let options = CpuOptions { threads: Some(2), kv: KvType::Int8, ..CpuOptions::default() };
     assert_agrees(CpuBackend::new(options).unwrap(), Bounds { divergence: 0.005, gap: 0.6 });
+}
+
+#[test]
+fn bfloat16_activations_agree_with_the_recorded_float32_run_along_its_tokens() {
+    let options = CpuOptions { threads: Some(2), activations: ActivationType::Bf16, ..CpuOptions::default() };
+    assert_agrees(CpuBackend::new(options).unwrap(), Bounds { divergence: 0.001, gap: 0.2 });
 }
 
 struct Bounds {
