@@ -62,8 +62,8 @@ class LoadedModel:
         `max_model_len` bounds prompt and output together (default: the model's context). The KV pool's size is given in
         bytes or in blocks of `block_size` tokens; without either it holds at least one longest request. Its elements
         are bfloat16; with `kv_cache_dtype="int8"` they are bytes, with a scale for each token and head, in half the
-        memory. `dtype` is the type of activations where weights are quantised or bfloat16: 8-bit integers and bfloat16
-        by default, or bfloat16 for both. `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
+        memory. `dtype="bfloat16"` multiplies quantised weights in bfloat16 rather than in 8-bit integers.
+        `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
         template's text, or the file that holds it. With `enable_prefix_caching`, requests that begin alike share KV
         blocks, also with earlier ones.
         """

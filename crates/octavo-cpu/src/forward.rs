@@ -250,8 +250,9 @@ impl Step<'_> {
         let inputs = &self.plan.inputs.activations[plan.gate_up];
         self.normalize(worker, inputs, norm);
         let gated = &self.plan.inputs.activations[plan.down];
-        // Few rows are little work for each column, so that narrow pieces share it out better.
-        let width = if self.inputs.tokens.len() > ROW_BLOCK { GATED_COLUMNS } else { ACTIVATION_GROUP };
+        // Narrow pieces are more overhead, and share the work out better.
+        let is_enough = plan.intermediate_size >= 4 * worker.count * GATED_COLUMNS;
+        let width = if is_enough { GATED_COLUMNS } else { ACTIVATION_GROUP };
         let pieces = plan.intermediate_size.div_ceil(width);
         self.for_each_part(worker, pieces, GATED_ROWS, |rows, pieces| {
             for piece in pieces {

@@ -318,8 +318,8 @@ impl<S: Simd> Rows<S> {
     #[inline(always)]
     pub unsafe fn add_sums(simd: S, task: &ChunkTask<'_>, rows: usize, changes: &[f32; MAX_TILE]) {
         let head_size = task.layer.head_size();
-        for row in 0..rows {
-            let change = simd.splat(changes[row]);
+        for (row, change) in changes[..rows].iter().enumerate() {
+            let change = simd.splat(*change);
             // SAFETY: by the contract.
             unsafe {
                 let output = task.states.add(row * state_len(head_size) + STATE_HEADER);

@@ -111,8 +111,8 @@ unsafe fn scores_of<S: Simd, const R: usize, const N: usize>(
             }
             for row in 0..R {
                 // SAFETY: queries are [head_size / 2][R][2].
-                let query = unsafe { task.queries.add((pair * R + row) * 2) };
-                let query = unsafe { (simd.splat(*query), simd.splat(*query.add(1))) };
+                let query = unsafe { task.queries.add((pair * R + row) * 2).cast::<[f32; 2]>().read() };
+                let query = (simd.splat(query[0]), simd.splat(query[1]));
                 for index in 0..N {
                     even[row][index] = simd.fma(keys[index].0, query.0, even[row][index]);
                     odd[row][index] = simd.fma(keys[index].1, query.1, odd[row][index]);

@@ -142,8 +142,9 @@ impl Unit {
                     }
                     self.tiles.store(own, PAIR, are_two);
                     if first + count == steps {
-                        for row_block in row_block..row_blocks.min(row_block + 2) {
-                            self.finish(jobs, row_block, &sums[row_block]);
+                        self.finish(jobs, row_block, &sums[row_block]);
+                        if are_two {
+                            self.finish(jobs, row_block + 1, &sums[row_block + 1]);
                         }
                     }
                 }
