@@ -55,7 +55,7 @@ impl KvType {
     pub fn round_head(self, head: &mut [f32]) {
         match self {
             KvType::F32 => {}
-            KvType::Bf16 => head.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32()),
+            KvType::Bf16 => head.iter_mut().for_each(|value| *value = kv_bf16(*value).to_f32()),
             KvType::Int8 => {
                 let (inverse, scale) = kv_scale(head);
                 head.iter_mut().for_each(|value| *value = scale.to_f32() * f32::from(int8_code(*value, inverse)));
@@ -67,16 +67,28 @@ impl KvType {
     pub fn round_operand(self, value: f32) -> f32 {
         match self {
             KvType::F32 => value,
-            KvType::Bf16 | KvType::Int8 => bf16::from_f32(value).to_f32(),
+            KvType::Bf16 | KvType::Int8 => kv_bf16(value).to_f32(),
         }
     }
 }
 
+/// The smallest magnitude in attention with a rounded cache, 2^-40: keys, values, scaled queries, probabilities and the
+/// scales of 8-bit heads below it are zeros.
+///
+/// Products are then whole multiples of 2^-94, and so are their sums, rounded or not: none is ever subnormal, and hardware
+/// that takes such numbers for zeros gives the same bits as hardware that does not.
+pub const SMALLEST_KV: f32 = 1.0 / (1u64 << 40) as f32;
+
+/// Rounds an operand of attention to bfloat16, to nearest, ties to even; what is below [`SMALLEST_KV`] to zero.
+pub fn kv_bf16(value: f32) -> bf16 {
+    if value.abs() < SMALLEST_KV { bf16::ZERO } else { bf16::from_f32(value) }
+}
+
 /// For a head of an 8-bit cache: what its values are multiplied by before they are rounded to codes ([`int8_code`]), and
 /// the scale that codes are multiplied by to have them back: largest magnitude / 127, rounded to bfloat16, so that a
-/// probability of 1 times the scale is exact. The scale is not finite when a value is not, so that the fault is not lost.
+/// probability of 1 times the scale is exact, and by [`kv_bf16`]. The scale is not finite when a value is not, so that the fault is not lost.
 pub fn kv_scale(head: &[f32]) -> (f32, bf16) {
-    let scale = bf16::from_f32(largest_magnitude(head) * (1.0 / 127.0));
+    let scale = kv_bf16(largest_magnitude(head) * (1.0 / 127.0));
     let is_usable = scale.is_finite() && scale > bf16::ZERO;
     (if is_usable { 1.0 / scale.to_f32() } else { 0.0 }, scale)
 }
@@ -235,6 +247,15 @@ mod tests {
         assert_eq!(ActivationGroup::round(&values).scale, f32::INFINITY);
         values[10] = f32::NAN;
         assert!(ActivationGroup::round(&values).scale.is_nan());
+    }
+
+    #[test]
+    fn attention_knows_no_operand_between_zero_and_its_smallest() {
+        let below = f32::from_bits(SMALLEST_KV.to_bits() - 1);
+        assert_eq!([below, -below, 1e-40, 0.0].map(|value| kv_bf16(value).to_f32()), [0.0; 4]);
+        assert_eq!([SMALLEST_KV, -SMALLEST_KV].map(|value| kv_bf16(value).to_f32()), [SMALLEST_KV, -SMALLEST_KV]);
+        assert_eq!(kv_scale(&[1e-13, -1e-12]), (0.0, bf16::ZERO));
+        assert!(kv_bf16(f32::NAN).is_nan() && kv_scale(&[f32::NAN]).1.is_nan());
     }
 
     #[test]

@@ -10,10 +10,9 @@ mod tests;
 
 use std::ops::Range;
 
-use half::bf16;
 use octavo_backend::{
     BackendError, SampleError, Sampled, StepInputs, StepResult, TokenLogprobs,
-    numerics::{ACTIVATION_GROUP, rms_norm},
+    numerics::{ACTIVATION_GROUP, kv_bf16, rms_norm},
 };
 
 use crate::{
@@ -228,7 +227,7 @@ impl Step<'_> {
                     self.plan.memory.write(self.plan.buffers.attention.queries, at..at + head_size)
                 };
                 for (rounded, value) in rounded.iter_mut().zip(query) {
-                    *rounded = bf16::from_f32(*value * scale).to_bits();
+                    *rounded = kv_bf16(*value * scale).to_bits();
                 }
             }
             for kv_head in 0..shape.num_kv_heads {

@@ -3,7 +3,8 @@
 use std::{fmt, str::FromStr};
 
 /// An instruction set. A later one is faster and gives the same bits, subnormal numbers apart: [`Isa::Avx512Bf16`] takes
-/// them for zeros in [`crate::simd::Simd::dot_bf16`], [`Isa::Amx`] in attention and in products that are chains.
+/// them for zeros in [`crate::simd::Simd::dot_bf16`], [`Isa::Amx`] in products that are
+/// chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust: every machine.

@@ -13,7 +13,7 @@
 use half::bf16;
 use octavo_backend::{
     BackendError, BlockCopy, DecoderSpec, KvType, StepLimits,
-    numerics::{int8_code, kv_scale},
+    numerics::{int8_code, kv_bf16, kv_scale},
 };
 
 use crate::arena::AlignedBytes;
@@ -153,7 +153,7 @@ impl KvLayer<'_> {
                     |x| int8_code(x, value_inverse),
                 );
             } else {
-                let round = |x| bf16::from_f32(x).to_bits();
+                let round = |x| kv_bf16(x).to_bits();
                 self.scatter(start.cast::<u16>(), token, key, value, round, round);
             }
         }

@@ -9,7 +9,8 @@
 //!   `output = fma(output, change, sum)`, where `change` takes the output so far to the new largest score.
 //!
 //! Invariant (row invariance): what is computed for a row, and in which order, follows from its own range of positions.
-//! The other rows of its tile only share loads with it. Adding a product with a probability of 0 changes no bit, since no
+//! The other rows of its tile only share loads with it, and the kernels of vector registers and of a matrix unit give the same
+//! bits, since nothing is ever subnormal ([`octavo_backend::numerics::SMALLEST_KV`]). Adding a product with a probability of 0 changes no bit, since no
 //! sum is ever a negative zero; but what a row does not see may hold anything, and must not even be multiplied by zero.
 
 use std::ops::Range;
@@ -18,7 +19,7 @@ use octavo_backend::KvType;
 
 use crate::{
     kv::{KvLayer, SUB_BLOCK},
-    simd::{LANES, Simd, exp, exp_up_to_88, first_lanes},
+    simd::{LANES, Simd, exp, exp_from, first_lanes},
 };
 
 use super::merge::{STATE_HEADER, state_len};
@@ -34,6 +35,10 @@ pub(super) const SUB_BLOCKS: usize = GROUP / SUB_BLOCK;
 
 /// Dimensions whose products are one chain each of even and of odd ones.
 pub(super) const SCORED_DIMENSIONS: usize = 32;
+
+/// A score so far below the largest one has a probability of 0: `e^-27.5` is just above
+/// [`octavo_backend::numerics::SMALLEST_KV`].
+const LEAST_SCORE: f32 = -27.5;
 
 /// Rows of the largest tile.
 pub const MAX_TILE: usize = 16;
@@ -283,7 +288,7 @@ impl<S: Simd> Rows<S> {
             // SAFETY: in bounds.
             unsafe {
                 let place = self.scores[row].as_mut_ptr().add(index * LANES);
-                let mut probabilities = exp_up_to_88(simd, simd.sub(simd.load(place), most));
+                let mut probabilities = exp_from(simd, simd.sub(simd.load(place), most), simd.splat(LEAST_SCORE));
                 if MASKED {
                     probabilities = simd.select(seen, probabilities, zero);
                 }

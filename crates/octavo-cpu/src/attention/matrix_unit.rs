@@ -12,15 +12,12 @@ use super::{
 use crate::{
     amx::AttentionTiles,
     kv::SUB_BLOCK,
-    simd::{Avx512, LANES, Simd},
+    simd::{Avx512, LANES},
 };
 
 /// Sums that the unit holds at once.
 const SUMS: usize = 4;
 const _: () = assert!(SUMS == SUB_BLOCKS);
-
-/// Tiles with fewer rows read each key and value once or twice only; what they read next is fetched ahead.
-const FETCH_AHEAD_ROWS: usize = 9;
 
 /// True when this kernel takes heads of this size.
 pub(super) fn takes(head_size: usize) -> bool {
@@ -52,9 +49,6 @@ pub(super) unsafe fn attend_chunk(task: &ChunkTask<'_>) {
             }
             let group = Group { sub_blocks, next, visible: visible_in_group(&task.visible, start) };
             scores(&tiles, task, &group, &mut rows);
-            if task.rows < FETCH_AHEAD_ROWS && !is_int8(task) {
-                fetch_next(simd, &group, head_size);
-            }
             let changes = rows.softmax::<true>(simd, task.rows, &group.visible, is_int8(task).then_some(&scales));
             values(&tiles, task, &group, &mut rows);
             Rows::add_sums(simd, task, task.rows, &changes);
@@ -96,16 +90,6 @@ unsafe fn scores(tiles: &AttentionTiles, task: &ChunkTask<'_>, group: &Group, ro
             )* };
         }
         store!(0 1 2 3);
-    }
-}
-
-/// Fetches the next group's keys and values.
-#[inline(always)]
-fn fetch_next(simd: Avx512, group: &Group, head_size: usize) {
-    for keys in group.next {
-        for line in 0..head_size {
-            simd.prefetch(keys.wrapping_add(line * 2 * SUB_BLOCK).cast());
-        }
     }
 }
 

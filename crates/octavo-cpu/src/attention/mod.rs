@@ -84,13 +84,13 @@ pub struct AttentionKernels {
 pub fn tile(isa: Isa, head_size: usize) -> usize {
     match isa {
         Isa::Scalar | Isa::Avx2 => 4,
-        _ if uses_matrix_unit(isa, head_size) => MAX_TILE,
+        _ if has_matrix_unit(isa, head_size) => MAX_TILE,
         _ => VECTOR_TILE,
     }
 }
 
-/// True when heads of this size go to the matrix unit: a matter of the model, never of a step.
-fn uses_matrix_unit(isa: Isa, head_size: usize) -> bool {
+/// True when there is a matrix unit that takes heads of this size.
+fn has_matrix_unit(isa: Isa, head_size: usize) -> bool {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     {
         isa == Isa::Amx && matrix_unit::takes(head_size)
@@ -100,6 +100,11 @@ fn uses_matrix_unit(isa: Isa, head_size: usize) -> bool {
         let _ = (isa, head_size);
         false
     }
+}
+
+/// True when a tile goes to the matrix unit: fewer rows are faster without.
+fn uses_matrix_unit(isa: Isa, head_size: usize, rows: usize) -> bool {
+    rows > VECTOR_TILE && has_matrix_unit(isa, head_size)
 }
 
 impl AttentionKernels {
@@ -128,7 +133,7 @@ impl AttentionKernels {
         // SAFETY: by the contract; the kernels were made for an instruction set that is there.
         unsafe {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            if uses_matrix_unit(self.isa, task.layer.head_size()) {
+            if uses_matrix_unit(self.isa, task.layer.head_size(), task.rows) {
                 return matrix_unit::attend_chunk(task);
             }
             self.chunks[task.rows - 1](task);
@@ -281,7 +286,7 @@ impl Attention<'_> {
     /// `[head_size / 2][rows][2]` as floats, so that the kernel's broadcasts read them one after another.
     fn gather_queries(&self, unit: &Unit, gathered: &mut [f32]) {
         let head_size = self.shape.head_size;
-        let as_they_are = uses_matrix_unit(self.kernels.isa, head_size);
+        let as_they_are = uses_matrix_unit(self.kernels.isa, head_size, unit.rows);
         for row in 0..unit.rows {
             let (token, head) = unit.row(self, row);
             let at = (token * self.shape.num_heads + head) * head_size;

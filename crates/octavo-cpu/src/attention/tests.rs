@@ -66,6 +66,11 @@ struct Sequence {
 
 impl Sequence {
     fn new(case: Case, len: usize) -> Sequence {
+        Sequence::scaled(case, len, 1.5, 1.0)
+    }
+
+    /// With keys and values of up to these magnitudes.
+    fn scaled(case: Case, len: usize, key: f32, value: f32) -> Sequence {
         let limits = limits(&case);
         let cache = KvCache::new(&spec(&case), &limits, case.kv).unwrap();
         let layer = cache.layer(0);
@@ -83,7 +88,7 @@ impl Sequence {
         let mut rounded =
             |n: usize, size: f32| -> Vec<f32> { (0..n).map(|_| bf16::from_f32(size * random()).to_f32()).collect() };
         let row = case.num_kv_heads * case.head_size;
-        let (mut keys, mut values) = (rounded(len * row, 1.5), rounded(len * row, 1.0));
+        let (mut keys, mut values) = (rounded(len * row, key), rounded(len * row, value));
         let queries = rounded(len * row * case.group_size, 0.3).into_iter().map(|v| bf16::from_f32(v).to_bits());
         for (index, (key, value)) in
             keys.chunks_exact(case.head_size).zip(values.chunks_exact(case.head_size)).enumerate()
@@ -271,6 +276,20 @@ fn every_instruction_set_gives_the_same_bits() {
             for isa in Isa::supported() {
                 let found = bits(&sequence.attend(isa, None, start, len, 1));
                 assert!(found == expected, "{isa} {case:?} rows {start}+{len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn kernels_agree_where_products_are_tiny() {
+    for kv in [KvType::Bf16, KvType::Int8] {
+        // Scores far apart, so that probabilities go down to nothing, and values down to what is kept at all.
+        let sequence = Sequence::scaled(Case { kv, ..CASE }, 400, 60.0, 1e-11);
+        let expected = bits(&sequence.attend(Isa::Scalar, None, 380, 9, 1));
+        for isa in Isa::supported() {
+            for tile in [None, Some(3), Some(8)] {
+                assert!(bits(&sequence.attend(isa, tile, 380, 9, 1)) == expected, "{isa} {kv:?} tile {tile:?}");
             }
         }
     }
