@@ -283,13 +283,17 @@ fn every_instruction_set_gives_the_same_bits() {
 
 #[test]
 fn kernels_agree_where_products_are_tiny() {
-    for kv in [KvType::Bf16, KvType::Int8] {
-        // Scores far apart, so that probabilities go down to nothing, and values down to what is kept at all.
-        let sequence = Sequence::scaled(Case { kv, ..CASE }, 400, 60.0, 1e-11);
+    let kinds = [KvType::Bf16, KvType::Int8];
+    for (kv, value) in kinds.into_iter().flat_map(|kv| [(kv, 1.0), (kv, 1e-11), (kv, 1e-36)]) {
+        // Scores far apart, so that probabilities go down to nothing, and values down to less than is kept at all.
+        let sequence = Sequence::scaled(Case { kv, ..CASE }, 400, 60.0, value);
         let expected = bits(&sequence.attend(Isa::Scalar, None, 380, 9, 1));
         for isa in Isa::supported() {
             for tile in [None, Some(3), Some(8)] {
-                assert!(bits(&sequence.attend(isa, tile, 380, 9, 1)) == expected, "{isa} {kv:?} tile {tile:?}");
+                assert!(
+                    bits(&sequence.attend(isa, tile, 380, 9, 1)) == expected,
+                    "{isa} {kv:?} values of {value:e}, tile {tile:?}"
+                );
             }
         }
     }
