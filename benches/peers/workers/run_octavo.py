@@ -1,7 +1,8 @@
-"""octavo, as `LLM` loads it without options."""
+"""octavo, as `LLM` loads it without options, `OCTAVO_DTYPE` apart."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,8 @@ class Octavo:
         """Load `model`, a file, a folder or a pulled model's name."""
         from octavo import LLM
 
-        self.llm = LLM(model, threads=threads)
+        self.dtype = os.environ.get("OCTAVO_DTYPE", "auto")
+        self.llm = LLM(model, threads=threads, dtype=self.dtype)
 
     def facts(self) -> dict[str, Any]:
         """What the limits of the machine are compared with."""
@@ -27,6 +29,7 @@ class Octavo:
         memory = self.llm.memory
         return {
             "version": octavo.__version__,
+            "dtype": self.dtype,
             "bytes_per_token": memory["bytes_per_token"],
             "layer_weights": memory["layer_weights"],
         }

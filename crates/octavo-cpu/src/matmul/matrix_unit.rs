@@ -72,7 +72,7 @@ impl Unit {
     /// Computes tiles, counted within their part, for the unit's rows; false if they are not for the unit.
     ///
     /// # Safety
-    /// As [`super::Matmul::run`], for all rows of a block of which some are the unit's.
+    /// As [`super::Matmul::run`].
     pub unsafe fn run(
         &self,
         matrix: &PackedMatrix,

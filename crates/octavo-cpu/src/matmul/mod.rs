@@ -168,7 +168,8 @@ impl Matmul {
     ///
     /// # Safety
     /// The outputs of these rows and tiles ([`PackedMatrix::rows_of_tiles`]) are valid for writes, and for reads with
-    /// [`Mode::Add`]; no other thread accesses them, or writes the activations, meanwhile.
+    /// [`Mode::Add`]; no other thread accesses them, or writes the blocks of
+    /// 16 rows of the activations in which these rows lie, meanwhile.
     pub unsafe fn run(
         &self,
         matrix: &PackedMatrix,
