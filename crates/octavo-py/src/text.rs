@@ -161,8 +161,11 @@ impl Window {
                 return Window { ids: [&ids[start..end], prompts].concat(), known, known_text, prompts: num_prompts };
             }
         }
-        let prompts = beginning(&ids).to_vec();
-        Window { prompts: prompts.len(), ids: prompts, ..Window::default() }
+        // Nothing is known but that the first of them may have no text: a space that its place takes away.
+        let known = (0..=ids.len()).rev().find(|end| text(0, *end).is_empty()).unwrap_or(0);
+        let prompts = beginning(&ids[known..]);
+        let num_prompts = prompts.len();
+        Window { ids: [&ids[..known], prompts].concat(), known, prompts: num_prompts, ..Window::default() }
     }
 
     fn push(&mut self, tokenizer: &Tokenizer, id: u32, text: &mut String) {

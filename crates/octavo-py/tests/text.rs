@@ -75,8 +75,10 @@ fn a_character_that_begins_in_the_prompt_comes_whole() {
     let emoji = bytes("😀");
     for (tokenizer, before) in [(bytes_only(), b'x'.into()), (sentencepiece(), piece("\u{2581}a"))] {
         for cut in 1..4 {
-            // After a letter, after nothing, and after another character that takes several bytes.
-            for start in [vec![before], vec![], bytes("日"), bytes("日日日日日日日")] {
+            // After a letter, after nothing, after a space that the beginning takes away, and after another character that
+            // takes several bytes.
+            let space = piece("\u{2581}");
+            for start in [vec![before], vec![], vec![space], bytes("日"), bytes("日日日日日日日")] {
                 let prompt = [start, emoji[..cut].to_vec()].concat();
                 let output = [&emoji[cut..], &bytes("日")].concat();
                 let pieces = skipped(&tokenizer, &prompt, &output);
