@@ -122,28 +122,21 @@ mod unit {
         };
     }
 
-    /// This thread's tile registers, configured; given back when dropped, since their state slows the switch to another
-    /// thread.
-    pub struct Tiles(());
+    /// This thread's tile registers, configured, with sums in tiles 0 to 3; given back when dropped, since their state slows
+    /// the switch to another thread.
+    struct Registers(());
 
-    impl Tiles {
-        /// Configures the registers of the calling thread for products of 1 to 16 rows.
-        ///
+    impl Registers {
         /// # Safety
-        /// The unit [is supported](super::is_supported), and this thread has no other `Tiles`.
-        pub unsafe fn configure(rows: usize) -> Tiles {
-            debug_assert!((1..=TILE_ROWS).contains(&rows));
-            let configuration = Configuration::new(rows);
-            // SAFETY: by the contract; the configuration is valid and no compiled code uses tiles.
-            unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, preserves_flags, readonly)) };
-            Tiles(())
+        /// The unit is supported, the configuration is valid, and this thread has no other registers configured.
+        unsafe fn configure(configuration: &Configuration) -> Registers {
+            // SAFETY: by the contract; no compiled code uses tiles.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, preserves_flags, readonly)) };
+            Registers(())
         }
-    }
 
-    impl Tiles {
-        /// Clears all four sums.
         #[inline(always)]
-        pub fn clear(&self) {
+        fn clear(&self) {
             // SAFETY: the tiles are configured.
             unsafe {
                 asm!(
@@ -154,6 +147,36 @@ mod unit {
                     options(nostack, preserves_flags, nomem)
                 );
             }
+        }
+    }
+
+    impl Drop for Registers {
+        fn drop(&mut self) {
+            // SAFETY: the thread has them configured.
+            unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+        }
+    }
+
+    /// The tile registers for products of matrices.
+    pub struct Tiles(Registers);
+
+    impl Tiles {
+        /// Configures the registers of the calling thread for products of 1 to 16 rows.
+        ///
+        /// # Safety
+        /// The unit [is supported](super::is_supported), and this thread has no other `Tiles`.
+        pub unsafe fn configure(rows: usize) -> Tiles {
+            debug_assert!((1..=TILE_ROWS).contains(&rows));
+            // SAFETY: by the contract; the configuration is valid.
+            Tiles(unsafe { Registers::configure(&Configuration::new(rows)) })
+        }
+    }
+
+    impl Tiles {
+        /// Clears all four sums.
+        #[inline(always)]
+        pub fn clear(&self) {
+            self.0.clear();
         }
 
         /// Adds the products of 32 columns of one or (`TWO`) two blocks of rows and one or (`PAIR`) two tiles of weights.
@@ -231,7 +254,7 @@ mod unit {
     }
 
     /// The tile registers as attention uses them; otherwise as [`Tiles`].
-    pub struct AttentionTiles(());
+    pub struct AttentionTiles(Registers);
 
     impl AttentionTiles {
         /// Sums in tiles 0 to 3, queries in 4, keys in 5, probabilities in 6, values in 7.
@@ -255,25 +278,14 @@ mod unit {
         /// The unit [is supported](super::is_supported), and this thread has no other tiles.
         pub unsafe fn configure(rows: usize) -> AttentionTiles {
             debug_assert!((1..=TILE_ROWS).contains(&rows));
-            let configuration = AttentionTiles::configuration(rows as u8);
-            // SAFETY: by the contract; the configuration is valid and no compiled code uses tiles.
-            unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, preserves_flags, readonly)) };
-            AttentionTiles(())
+            // SAFETY: by the contract; the configuration is valid.
+            AttentionTiles(unsafe { Registers::configure(&AttentionTiles::configuration(rows as u8)) })
         }
 
         /// Clears the four sums.
         #[inline(always)]
         pub fn clear(&self) {
-            // SAFETY: the tiles are configured.
-            unsafe {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    options(nostack, preserves_flags, nomem)
-                );
-            }
+            self.0.clear();
         }
 
         /// Loads 32 dimensions of the queries, rows `stride` bytes apart.
@@ -338,20 +350,6 @@ mod unit {
                     _ => store!("tmm3", to, stride),
                 }
             }
-        }
-    }
-
-    impl Drop for AttentionTiles {
-        fn drop(&mut self) {
-            // SAFETY: the thread has them configured.
-            unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
-        }
-    }
-
-    impl Drop for Tiles {
-        fn drop(&mut self) {
-            // SAFETY: the thread has them configured.
-            unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
         }
     }
 }
