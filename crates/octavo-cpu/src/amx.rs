@@ -1,11 +1,11 @@
-//! The matrix unit of some x86-64 processors (AMX): eight tile registers of up to 16 rows of 64 bytes, and one
-//! instruction that multiplies two of them in bfloat16 and adds to a third in single precision: a chain of fused
-//! multiply-adds of the even elements from 0, one of the odd ones, then both are added, and the result to the sum; subnormal
-//! numbers are zeros.
+//! The matrix unit of some x86-64 processors (AMX): eight tile registers of up to 16 rows of 64 bytes, and instructions
+//! that multiply two of them and add to a third. In 8-bit integers sums are exact. In bfloat16 with sums in single
+//! precision, a step is a chain of fused multiply-adds of the even elements from 0, one of the odd ones, then both are
+//! added, and the result to the sum; subnormal numbers are zeros.
 //!
 //! Rust has no stable intrinsics for it, but its assembler knows the instructions.
 
-/// True when this machine has tiles and their product in bfloat16, and the system lets this process use them.
+/// True when this machine has tiles and their products in bfloat16 and 8-bit integers, and the system lets this process use them.
 pub fn is_supported() -> bool {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     {
@@ -20,7 +20,7 @@ pub fn is_supported() -> bool {
 }
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) use unit::{AttentionTiles, STEP_COLUMNS, TILE_ROWS, Tiles};
+pub(crate) use unit::{AttentionTiles, IntegerTiles, STEP_COLUMNS, TILE_ROWS, Tiles};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod unit {
@@ -46,8 +46,8 @@ mod unit {
         let has_xsave = __cpuid(1).ecx >> 27 & 1 == 1;
         let features = __cpuid_count(7, 0).edx;
         let has_tiles = features >> 24 & 1 == 1;
-        let has_product = features >> 22 & 1 == 1;
-        has_xsave && has_tiles && has_product && {
+        let has_products = features >> 22 & 1 == 1 && features >> 25 & 1 == 1;
+        has_xsave && has_tiles && has_products && {
             // SAFETY: the system has switched XSAVE on.
             let saved = unsafe { saved_state() };
             saved >> 17 & 0b11 == 0b11
@@ -248,6 +248,65 @@ mod unit {
                 }
                 if pair && two {
                     store!("tmm3", to.add(3 * SUM), 64usize);
+                }
+            }
+        }
+    }
+
+    /// The tile registers for products of 8-bit integers; otherwise as [`Tiles`].
+    pub struct IntegerTiles(Registers);
+
+    impl IntegerTiles {
+        /// Products in tiles 0 and 1, activations in 4, weights in 6.
+        const fn configuration(activation_rows: u8) -> Configuration {
+            let (mut row_bytes, mut rows) = ([64; 16], [0; 16]);
+            (rows[0], rows[1], rows[4], rows[6]) = (activation_rows, activation_rows, activation_rows, 8);
+            row_bytes[4] = STEP_COLUMNS as u16;
+            let mut tile = 0;
+            while tile < 16 {
+                if rows[tile] == 0 {
+                    row_bytes[tile] = 0;
+                }
+                tile += 1;
+            }
+            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+        }
+
+        /// Configures the registers of the calling thread for products of 1 to 16 rows.
+        ///
+        /// # Safety
+        /// The unit [is supported](super::is_supported), and this thread has no other tiles.
+        pub unsafe fn configure(rows: usize) -> IntegerTiles {
+            debug_assert!((1..=TILE_ROWS).contains(&rows));
+            // SAFETY: by the contract; the configuration is valid.
+            IntegerTiles(unsafe { Registers::configure(&IntegerTiles::configuration(rows as u8)) })
+        }
+
+        /// Writes the products of 32 columns, `[row][16 outputs]`; the next call may go through the `OTHER` registers to
+        /// begin before this one has ended.
+        ///
+        /// Rows of activations are `stride` bytes apart; weights are `[column / 4][output][4]`. Both are signed.
+        ///
+        /// # Safety
+        /// 32 bytes are readable at each configured row, 512 at the weights, and 64 are writable for each row at `to`.
+        #[inline(always)]
+        pub unsafe fn multiply<const OTHER: bool>(
+            &self,
+            rows: *const u8,
+            stride: usize,
+            weights: *const u8,
+            to: *mut i32,
+        ) {
+            // SAFETY: by the contract; the tiles are configured for these shapes.
+            unsafe {
+                load!("tmm4", rows, stride);
+                load!("tmm6", weights, 64usize);
+                if OTHER {
+                    asm!("tilezero tmm1", "tdpbssd tmm1, tmm4, tmm6", options(nostack, preserves_flags, nomem));
+                    store!("tmm1", to, 64usize);
+                } else {
+                    asm!("tilezero tmm0", "tdpbssd tmm0, tmm4, tmm6", options(nostack, preserves_flags, nomem));
+                    store!("tmm0", to, 64usize);
                 }
             }
         }

@@ -9,6 +9,7 @@ use std::{
 
 use crate::{
     isa::Isa,
+    matmul::EARLY_DISTANCE,
     simd::{Simd, simd_shells},
 };
 
@@ -34,7 +35,8 @@ pub fn dot_peak(isa: Isa, time: Duration) -> f64 {
     best_rate(operations, time, || unsafe { run(operands.as_ptr()) })
 }
 
-/// Read bandwidth of the calling thread, in bytes a second: the best pass over `buffer` within `time`.
+/// Read bandwidth of the calling thread, in bytes a second: the best pass over `buffer` within `time`,
+/// fetching as far ahead as the matmul kernels do.
 ///
 /// Memory bandwidth takes a buffer several times as large as the last-level cache.
 pub fn read_bandwidth(isa: Isa, buffer: &[u8], time: Duration) -> f64 {
@@ -90,6 +92,7 @@ unsafe fn read<S: Simd>(simd: S, from: *const u8, len: usize) -> i32 {
     let mut sums = [simd.splat_int(0); 4];
     for at in (0..len / 256 * 256).step_by(256) {
         for (i, sum) in sums.iter_mut().enumerate() {
+            simd.prefetch_early(from.wrapping_add(at + i * 64 + EARLY_DISTANCE));
             // SAFETY: the caller's: `len` bytes are readable.
             *sum = simd.add_int(*sum, unsafe { simd.load_bytes(from.add(at + i * 64)) });
         }

@@ -4,7 +4,7 @@
 
 use std::marker::PhantomData;
 
-use super::kernels::{Bf16, Q4_0, Q4_1, Q8_0, Weights, prefetch};
+use super::kernels::{Bf16, Grouped, Weights, prefetch};
 use crate::{
     activation::{BF16_RECORD, ROW_BLOCK},
     pack::{GROUP, TILE_ROWS},
@@ -14,33 +14,9 @@ use crate::{
 /// A format whose products are chains.
 pub(super) struct Chains<W>(PhantomData<W>);
 
-/// A block-quantised format, widened to bfloat16.
-pub(super) trait Widened: 'static {
-    /// Bits of a code.
-    const BITS: usize;
-    /// Of a group: codes, scales, minima.
-    const BYTES: usize = GROUP * TILE_ROWS * Self::BITS / 8 + 2 * TILE_ROWS * (1 + Self::HAS_MINIMA as usize);
-    const HAS_MINIMA: bool;
-    /// What a stored code in the mantissa of a float is above its value.
-    const ZERO: f32;
-}
-
-impl Widened for Q4_0 {
-    const BITS: usize = 4;
-    const HAS_MINIMA: bool = false;
-    const ZERO: f32 = 16.0 + 8.0;
-}
-
-impl Widened for Q4_1 {
-    const BITS: usize = 4;
-    const HAS_MINIMA: bool = true;
-    const ZERO: f32 = 16.0;
-}
-
-impl Widened for Q8_0 {
-    const BITS: usize = 8;
-    const HAS_MINIMA: bool = false;
-    const ZERO: f32 = 256.0 + 128.0;
+/// What a code in the mantissa of a float is above its value.
+const fn zero<W: Grouped>() -> f32 {
+    W::ZERO as f32 + (1 << W::BITS) as f32
 }
 
 /// Factors and offsets of a group: `weight = float * factor + offset`, where `float` has the code in its mantissa.
@@ -55,16 +31,16 @@ impl<S: Simd> Line<S> {
     /// # Safety
     /// `group` is a group of the format.
     #[inline(always)]
-    pub unsafe fn load<W: Widened>(simd: S, group: *const u8) -> Line<S> {
+    pub unsafe fn load<W: Grouped>(simd: S, group: *const u8) -> Line<S> {
         // SAFETY: the caller's: scales follow the codes, minima follow them.
         unsafe {
-            let scales = group.add(GROUP * TILE_ROWS * W::BITS / 8);
+            let scales = group.add(W::CODE_BYTES);
             let factor = simd.load_f16(scales.cast());
             let minimum = match W::HAS_MINIMA {
                 true => simd.load_f16(scales.add(2 * TILE_ROWS).cast()),
                 false => simd.splat(0.0),
             };
-            let offset = simd.fma(factor, simd.splat(-W::ZERO), minimum);
+            let offset = simd.fma(factor, simd.splat(-zero::<W>()), minimum);
             let (factors, offsets) = (simd.double_lanes(factor), simd.double_lanes(offset));
             Line { low: (factors.0, offsets.0), high: (factors.1, offsets.1) }
         }
@@ -73,11 +49,11 @@ impl<S: Simd> Line<S> {
 
 /// The float with code `index` of each lane in its mantissa.
 #[inline(always)]
-pub(super) fn code_floats<S: Simd, W: Widened>(simd: S, words: S::I, index: usize) -> S::F {
+pub(super) fn code_floats<S: Simd, W: Grouped>(simd: S, words: S::I, index: usize) -> S::F {
     if W::BITS == 4 { simd.nibble_floats(words, index) } else { simd.byte_floats(words, index) }
 }
 
-impl<W: Widened> Weights for Chains<W> {
+impl<W: Grouped> Weights for Chains<W> {
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize>(
         simd: S,

@@ -10,11 +10,13 @@ use crate::{
     simd::{LANES, Simd, simd_shells},
 };
 
-/// Rows from which an integer tile is computed slower than memory delivers it, so that fetching ahead pays. Dense tiles
-/// wait on one chain of additions from the first row on.
+/// Rows from which an integer tile is computed slower than memory delivers it, so that fetching into the first-level cache
+/// pays. Dense tiles wait on one chain of additions from the first row on.
 const PREFETCH_ROWS: usize = 3;
-/// How far ahead, in bytes.
+/// How far ahead of their use weights are fetched into the first-level cache, in bytes.
 const PREFETCH_DISTANCE: usize = 4096;
+/// How far ahead into the second-level cache: as far as a core has to look to keep memory busy.
+pub(crate) const EARLY_DISTANCE: usize = 16384;
 
 /// A packed format.
 pub(super) trait Weights: 'static {
@@ -28,6 +30,38 @@ pub(super) trait Weights: 'static {
         activations: *const u8,
         columns: usize,
     ) -> [S::F; M];
+}
+
+/// A format of codes in groups, with half-precision scales.
+pub(super) trait Grouped: 'static {
+    /// Bits of a code.
+    const BITS: usize;
+    /// A minimum follows the scales.
+    const HAS_MINIMA: bool;
+    /// What a stored code is above its value.
+    const ZERO: u8;
+    /// Of the codes of a group of a tile.
+    const CODE_BYTES: usize = GROUP * TILE_ROWS * Self::BITS / 8;
+    /// Of a group of a tile: codes, scales, minima.
+    const BYTES: usize = Self::CODE_BYTES + 2 * TILE_ROWS * (1 + Self::HAS_MINIMA as usize);
+}
+
+impl Grouped for Q4_0 {
+    const BITS: usize = 4;
+    const HAS_MINIMA: bool = false;
+    const ZERO: u8 = 8;
+}
+
+impl Grouped for Q4_1 {
+    const BITS: usize = 4;
+    const HAS_MINIMA: bool = true;
+    const ZERO: u8 = 0;
+}
+
+impl Grouped for Q8_0 {
+    const BITS: usize = 8;
+    const HAS_MINIMA: bool = false;
+    const ZERO: u8 = 128;
 }
 
 /// Runs one job.
@@ -72,13 +106,15 @@ macro_rules! field {
 #[inline(always)]
 pub(super) fn prefetch<S: Simd>(simd: S, weights: *const u8) {
     simd.prefetch(weights.wrapping_add(PREFETCH_DISTANCE));
+    simd.prefetch_early(weights.wrapping_add(EARLY_DISTANCE));
 }
 
 #[inline(always)]
 fn prefetch_for_rows<S: Simd, const M: usize>(simd: S, weights: *const u8) {
     if M >= PREFETCH_ROWS {
-        prefetch(simd, weights);
+        simd.prefetch(weights.wrapping_add(PREFETCH_DISTANCE));
     }
+    simd.prefetch_early(weights.wrapping_add(EARLY_DISTANCE));
 }
 
 /// Four vectors of nibbles against 32 activations of each row; exact.
@@ -154,16 +190,17 @@ impl Weights for Q4_1 {
     ) -> [S::F; M] {
         let mut sums = [simd.splat(0.0); M];
         for _ in 0..columns / GROUP {
-            // SAFETY: the caller's: a group is 256 bytes of codes, 16 scales and 16 minima.
+            // SAFETY: the caller's: a group is codes, 16 scales and 16 minima.
             unsafe {
                 let dots = dot_nibble_group::<S, M>(simd, weights, activations, [simd.splat_int(0); M]);
-                prefetch_for_rows::<S, M>(simd, weights.add(256));
-                add_scaled(simd, &mut sums, dots, weights.add(256), activations);
-                let minima = simd.load_f16(weights.add(288).cast());
+                let scales = weights.add(Self::CODE_BYTES);
+                prefetch_for_rows::<S, M>(simd, scales);
+                add_scaled(simd, &mut sums, dots, scales, activations);
+                let minima = simd.load_f16(scales.add(2 * TILE_ROWS).cast());
                 for m in 0..M {
                     sums[m] = simd.fma(minima, simd.splat(field!(activations, m, scaled_sum)), sums[m]);
                 }
-                weights = weights.add(320);
+                weights = weights.add(Self::BYTES);
                 activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
             }
         }
@@ -184,15 +221,15 @@ impl Weights for Q4_0 {
     ) -> [S::F; M] {
         let mut sums = [simd.splat(0.0); M];
         for _ in 0..columns / GROUP {
-            // SAFETY: the caller's: a group is 256 bytes of codes and 16 scales.
+            // SAFETY: the caller's: a group is codes and 16 scales.
             unsafe {
                 let mut corrections = [simd.splat_int(0); M];
                 for m in 0..M {
                     corrections[m] = simd.splat_int(field!(activations, m, nibble_correction));
                 }
                 let dots = dot_nibble_group::<S, M>(simd, weights, activations, corrections);
-                add_scaled(simd, &mut sums, dots, weights.add(256), activations);
-                weights = weights.add(288);
+                add_scaled(simd, &mut sums, dots, weights.add(Self::CODE_BYTES), activations);
+                weights = weights.add(Self::BYTES);
                 activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
             }
         }
@@ -213,7 +250,7 @@ impl Weights for Q8_0 {
     ) -> [S::F; M] {
         let mut sums = [simd.splat(0.0); M];
         for _ in 0..columns / GROUP {
-            // SAFETY: the caller's: a group is 512 bytes of codes and 16 scales.
+            // SAFETY: the caller's: a group is codes and 16 scales.
             unsafe {
                 let mut dots = [simd.splat_int(0); M];
                 for m in 0..M {
@@ -227,8 +264,8 @@ impl Weights for Q8_0 {
                         dots[m] = simd.dot_biased(dots[m], codes, x);
                     }
                 }
-                add_scaled(simd, &mut sums, dots, weights.add(512), activations);
-                weights = weights.add(544);
+                add_scaled(simd, &mut sums, dots, weights.add(Self::CODE_BYTES), activations);
+                weights = weights.add(Self::BYTES);
                 activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
             }
         }

@@ -27,6 +27,7 @@ use std::ops::Range;
 
 use octavo_backend::{InputRounding, WeightFormat};
 
+pub(crate) use self::kernels::EARLY_DISTANCE;
 use self::{
     chains::Chains,
     kernels::{Bf16, F16, F32, Q4_0, Q4_1, Q8_0, Weights, select_tile},
@@ -123,7 +124,7 @@ type TileKernels = [TileKernel; ROWS_AT_ONCE];
 pub struct Matmul {
     /// Rows that a kernel takes at once, at most.
     rows_at_once: usize,
-    /// What is in chains goes to the matrix unit.
+    /// There is a matrix unit, which takes what suits it.
     matrix_unit: bool,
     q4_0: TileKernels,
     q4_1: TileKernels,
@@ -183,21 +184,20 @@ impl Matmul {
         assert!(tiles.end <= matrix.tiles(), "tiles {tiles:?} of {}", matrix.tiles());
         for block in rows.clone().step_by(CACHED_ROWS) {
             let block = block..rows.end.min(block + CACHED_ROWS);
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            let unit = match self.matrix_unit {
-                // SAFETY: the instruction set is supported; no other unit is made while this one lives.
-                true => unsafe { matrix_unit::Unit::for_rows(&block) },
-                false => None,
-            };
             for part in matrix.parts() {
                 let first = tiles.start.max(part.first_tile);
                 let tiles = first - part.first_tile..first.max(tiles.end.min(part.end_tile())) - part.first_tile;
                 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                if let Some(unit) = &unit {
-                    // SAFETY: the caller's; the tiles are in this part.
-                    if unsafe { unit.run(matrix, part, activations, tiles.clone(), output) } {
-                        continue;
-                    }
+                let block = match self.matrix_unit {
+                    // SAFETY: the caller's; the tiles are in this part, the instruction set is supported.
+                    true => unsafe {
+                        let done = matrix_unit::run(matrix, part, activations, block.clone(), tiles.clone(), output);
+                        block.start + done..block.end
+                    },
+                    false => block.clone(),
+                };
+                if block.is_empty() {
+                    continue;
                 }
                 for tile in tiles {
                     let job = TileJob::new(matrix, part, tile, output);

@@ -366,6 +366,11 @@ impl Simd for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
+    fn prefetch_early(self, at: *const u8) {
+        // SAFETY: as in `prefetch`.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+    #[inline(always)]
     fn splat(self, value: f32) -> Floats {
         // SAFETY: as in `prefetch`.
         unsafe { [_mm256_set1_ps(value); 2] }

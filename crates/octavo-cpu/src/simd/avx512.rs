@@ -101,6 +101,7 @@ macro_rules! operations {
             }
             operations! { registers:
                 fn prefetch(at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+                fn prefetch_early(at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
                 fn splat(value: f32) -> __m512 { _mm512_set1_ps(value) }
                 fn splat_int(value: i32) -> __m512i { _mm512_set1_epi32(value) }
                 fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }

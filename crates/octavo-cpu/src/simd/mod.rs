@@ -112,6 +112,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     /// Asks for the cache line at `at`, which need not be valid.
     fn prefetch(self, at: *const u8);
+    /// The same, into the second-level cache: what is needed later than the first level, which waits for fewer lines at
+    /// once, could hold it.
+    fn prefetch_early(self, at: *const u8);
 
     /// `value` in every lane.
     fn splat(self, value: f32) -> Self::F;

@@ -146,6 +146,8 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch(self, _at: *const u8) {}
+    #[inline(always)]
+    fn prefetch_early(self, _at: *const u8) {}
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {

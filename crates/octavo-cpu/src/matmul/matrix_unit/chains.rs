@@ -1,36 +1,32 @@
-//! Pairs of tiles of weights times blocks of 16 rows on the matrix unit ([`crate::amx`]).
+//! Pairs of tiles of weights times blocks of 16 rows in bfloat16.
 //!
-//! The unit computes what [`super::chains`] defines. Quantised weights are widened to bfloat16 once for many rows; bfloat16
-//! ones lie in memory as the unit loads them.
+//! The unit computes what [`crate::matmul::chains`] defines. Quantised weights are widened once for many rows; bfloat16 ones
+//! lie in memory as the unit loads them.
 
 use std::{arch::x86_64::*, cell::RefCell, ops::Range};
 
-use octavo_backend::{InputRounding, WeightFormat};
+use octavo_backend::WeightFormat;
 
-use super::{
-    Mode, Output, TileJob,
-    chains::{Line, Widened, code_floats},
-    kernels::{Q4_0, Q4_1, Q8_0},
+use super::super::{
+    TileJob,
+    chains::{Line, code_floats},
+    kernels::{Grouped, Q4_0, Q4_1, Q8_0, prefetch},
 };
 use crate::{
-    activation::{Activations, BF16_RECORD, ROW_BLOCK},
+    activation::{BF16_RECORD, ROW_BLOCK},
     amx::{STEP_COLUMNS, TILE_ROWS, Tiles},
-    pack::{GROUP, PackedMatrix, Part},
+    pack::GROUP,
     simd::{Avx512, LANES, Simd},
 };
 
-const _: () = assert!(ROW_BLOCK == TILE_ROWS && GROUP == STEP_COLUMNS);
-
 /// Rows that share widened weights, at most: their activations stay in the second-level cache.
-const UNIT_ROWS: usize = super::CACHED_ROWS;
+const UNIT_ROWS: usize = super::super::CACHED_ROWS;
 /// Steps whose weights are widened at a time: with the activations of 32 rows they about fill the first-level cache.
 const STEPS: usize = 12;
 /// Bytes of a step's weights of one tile.
 const STEP: usize = 1024;
 /// Bytes of a step's activations of one block of rows.
 const ROWS: usize = ROW_BLOCK * BF16_RECORD;
-/// How far ahead weights are fetched, in bytes.
-const PREFETCH_DISTANCE: usize = 4096;
 
 /// What a thread needs besides registers.
 #[repr(C, align(64))]
@@ -49,74 +45,50 @@ thread_local! {
     }));
 }
 
+/// Computes tiles for at most [`UNIT_ROWS`] rows; the jobs are those of the first row, which begins a block.
+///
+/// # Safety
+/// As [`super::run`], for a part in chains.
+pub(super) unsafe fn run(format: WeightFormat, tiles: Range<usize>, rows: usize, job: impl Fn(usize) -> TileJob) {
+    // SAFETY: the caller's.
+    let unit = Unit { tiles: unsafe { Tiles::configure(rows.min(TILE_ROWS)) }, rows };
+    WORKSPACE.with_borrow_mut(|workspace| {
+        for tile in tiles.clone().step_by(2) {
+            let jobs = [job(tile), job((tile + 1).min(tiles.end - 1))];
+            let jobs = &jobs[..2.min(tiles.end - tile)];
+            // SAFETY: the caller's; the whole block of a row that exists is in the activations.
+            unsafe {
+                match (format, jobs.len()) {
+                    (WeightFormat::Q4_0, 1) => unit.multiply::<Packed<Q4_0>, false>(workspace, jobs),
+                    (WeightFormat::Q4_0, _) => unit.multiply::<Packed<Q4_0>, true>(workspace, jobs),
+                    (WeightFormat::Q4_1, 1) => unit.multiply::<Packed<Q4_1>, false>(workspace, jobs),
+                    (WeightFormat::Q4_1, _) => unit.multiply::<Packed<Q4_1>, true>(workspace, jobs),
+                    (WeightFormat::Q8_0, 1) => unit.multiply::<Packed<Q8_0>, false>(workspace, jobs),
+                    (WeightFormat::Q8_0, _) => unit.multiply::<Packed<Q8_0>, true>(workspace, jobs),
+                    (_, 1) => unit.multiply::<Plain, false>(workspace, jobs),
+                    _ => unit.multiply::<Plain, true>(workspace, jobs),
+                }
+            }
+        }
+    });
+}
+
 /// The unit, ready on this thread for some rows.
-pub(super) struct Unit {
+struct Unit {
     tiles: Tiles,
-    rows: Range<usize>,
+    rows: usize,
 }
 
 impl Unit {
-    /// Prepares the unit for at most [`UNIT_ROWS`] rows, if they begin a block of rows.
-    ///
-    /// # Safety
-    /// [`Isa::Amx`](crate::isa::Isa::Amx) is supported and this thread has no other `Unit`.
-    pub unsafe fn for_rows(rows: &Range<usize>) -> Option<Unit> {
-        if rows.is_empty() || !rows.start.is_multiple_of(ROW_BLOCK) {
-            return None;
-        }
-        // SAFETY: the caller's.
-        let tiles = unsafe { Tiles::configure(rows.len().min(TILE_ROWS)) };
-        Some(Unit { tiles, rows: rows.clone() })
-    }
-
-    /// Computes tiles, counted within their part, for the unit's rows; false if they are not for the unit.
-    ///
-    /// # Safety
-    /// As [`super::Matmul::run`].
-    pub unsafe fn run(
-        &self,
-        matrix: &PackedMatrix,
-        part: &Part,
-        activations: &Activations,
-        tiles: Range<usize>,
-        output: Output,
-    ) -> bool {
-        // A last step that is not whole would read beyond its tile.
-        if part.rounding != InputRounding::Bf16Chains || !matrix.columns().is_multiple_of(STEP_COLUMNS) {
-            return false;
-        }
-        let job = |tile| TileJob::new(matrix, part, tile, output).at(part, activations, self.rows.start);
-        WORKSPACE.with_borrow_mut(|workspace| {
-            for tile in tiles.clone().step_by(2) {
-                let jobs = [job(tile), job((tile + 1).min(tiles.end - 1))];
-                let jobs = &jobs[..2.min(tiles.end - tile)];
-                // SAFETY: the caller's; the whole block of a row that exists is in the activations.
-                unsafe {
-                    match (part.format, jobs.len()) {
-                        (WeightFormat::Q4_0, 1) => self.multiply::<Packed<Q4_0>, false>(workspace, jobs),
-                        (WeightFormat::Q4_0, _) => self.multiply::<Packed<Q4_0>, true>(workspace, jobs),
-                        (WeightFormat::Q4_1, 1) => self.multiply::<Packed<Q4_1>, false>(workspace, jobs),
-                        (WeightFormat::Q4_1, _) => self.multiply::<Packed<Q4_1>, true>(workspace, jobs),
-                        (WeightFormat::Q8_0, 1) => self.multiply::<Packed<Q8_0>, false>(workspace, jobs),
-                        (WeightFormat::Q8_0, _) => self.multiply::<Packed<Q8_0>, true>(workspace, jobs),
-                        (_, 1) => self.multiply::<Plain, false>(workspace, jobs),
-                        _ => self.multiply::<Plain, true>(workspace, jobs),
-                    }
-                }
-            }
-        });
-        true
-    }
-
     /// Computes one or (`PAIR`) two tiles for the unit's rows.
     ///
     /// # Safety
     /// AVX-512 and the unit are there; the jobs' weights are tiles of the format, their activations the first record of a
-    /// block of rows; activations and outputs as in [`super::Matmul::run`].
+    /// block of rows; activations and outputs as in [`super::run`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
     unsafe fn multiply<W: Source, const PAIR: bool>(&self, workspace: &mut Workspace, jobs: &[TileJob]) {
         let steps = jobs[0].columns / STEP_COLUMNS;
-        let row_blocks = self.rows.len().div_ceil(ROW_BLOCK);
+        let row_blocks = self.rows.div_ceil(ROW_BLOCK);
         let Workspace { widened, sums } = workspace;
         let places = widened.each_mut().map(|tile| tile.as_mut_ptr().cast::<u8>());
         for first in (0..steps).step_by(STEPS) {
@@ -190,19 +162,10 @@ impl Unit {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn finish(&self, jobs: &[TileJob], row_block: usize, sums: &[[[f32; LANES]; ROW_BLOCK]; 2]) {
         let first = row_block * ROW_BLOCK;
-        for row in 0..ROW_BLOCK.min(self.rows.len() - first) {
+        for row in 0..ROW_BLOCK.min(self.rows - first) {
             for (job, sums) in jobs.iter().zip(sums) {
                 // SAFETY: the caller's: `lanes` outputs of the row are there.
-                unsafe {
-                    let lanes = crate::simd::first_lanes(job.lanes);
-                    let to = job.out.add((first + row) * job.stride);
-                    let sums = _mm512_loadu_ps(sums[row].as_ptr());
-                    let value = match job.mode {
-                        Mode::Store => sums,
-                        Mode::Add => _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, to), sums),
-                    };
-                    _mm512_mask_storeu_ps(to, lanes, value);
-                }
+                unsafe { super::store(job, first + row, _mm512_loadu_ps(sums[row].as_ptr())) }
             }
         }
     }
@@ -241,7 +204,7 @@ impl Source for Plain {
 /// A quantised format.
 struct Packed<W>(std::marker::PhantomData<W>);
 
-impl<W: Widened> Source for Packed<W> {
+impl<W: Grouped> Source for Packed<W> {
     const BYTES: usize = W::BYTES;
 
     #[inline(always)]
@@ -262,7 +225,7 @@ impl<W: Widened> Source for Packed<W> {
 /// `group` is a group of the format, and `to` has [`STEP`] bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
-unsafe fn widen<W: Widened>(group: *const u8, to: *mut u8) {
+unsafe fn widen<W: Grouped>(group: *const u8, to: *mut u8) {
     let codes = const { 32 / W::BITS };
     // SAFETY: the caller's.
     unsafe {
@@ -270,8 +233,8 @@ unsafe fn widen<W: Widened>(group: *const u8, to: *mut u8) {
         let line = Line::load::<W>(simd, group);
         for vector in 0..GROUP / 2 / codes {
             let words = group.add(vector * 128);
-            simd.prefetch(words.wrapping_add(PREFETCH_DISTANCE));
-            simd.prefetch(words.wrapping_add(PREFETCH_DISTANCE + 64));
+            prefetch(simd, words);
+            prefetch(simd, words.wrapping_add(64));
             let words = (simd.load_bytes(words), simd.load_bytes(words.add(64)));
             for index in 0..codes {
                 let low = _mm512_fmadd_ps(code_floats::<_, W>(simd, words.0, index), line.low.0, line.low.1);
