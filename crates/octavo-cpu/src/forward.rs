@@ -187,11 +187,9 @@ impl Step<'_> {
         };
         self.meet(worker);
         let units = attention.schedule.units();
-        worker.for_each(units.len(), 1, |range| {
-            for unit in &units[range] {
-                // SAFETY: see the module; this worker's index is its own.
-                unsafe { attention.run(unit, worker.index) };
-            }
+        worker.for_each_shrinking(units.len(), |range| {
+            // SAFETY: see the module; this worker's index is its own.
+            unsafe { attention.run(&units[range], worker.index) };
         });
         let inputs = &self.plan.inputs.activations[plan.output];
         self.for_each_row(worker, |row| {

@@ -59,6 +59,8 @@ pub struct ChunkTask<'a> {
     pub visible: [Range<usize>; MAX_TILE],
     /// Where the rows' states go, `[rows][state_len]`.
     pub states: *mut f32,
+    /// Where the keys lie that are likely wanted after this chunk; null where nothing is known.
+    pub following: [*const u16; SUB_BLOCKS],
     /// Space for the weighted values of a group, `[rows][head_size]`.
     pub sums: *mut f32,
     /// Space for a group's keys and values in bfloat16, `[4][2 * 16 * head_size]`.
@@ -105,19 +107,39 @@ pub(super) fn seen_by_any(visible: &[Range<usize>]) -> Range<usize> {
     start.min(end)..end
 }
 
-/// Looks up the sub-blocks of a group that any row sees.
+/// Looks up the sub-blocks of a group of one KV head that lie in the range of positions seen; null for the others.
 #[inline(always)]
-pub(super) fn sub_blocks_at(task: &ChunkTask<'_>, start: usize, seen: &Range<usize>) -> [*const u16; SUB_BLOCKS] {
-    let block_size = task.layer.block_size();
+pub(super) fn sub_blocks_at(
+    layer: &KvLayer<'_>,
+    table: &[u32],
+    head: usize,
+    start: usize,
+    seen: &Range<usize>,
+) -> [*const u16; SUB_BLOCKS] {
+    let block_size = layer.block_size();
     let mut sub_blocks = [std::ptr::null(); SUB_BLOCKS];
     for (index, pointer) in sub_blocks.iter_mut().enumerate() {
         let position = start + index * SUB_BLOCK;
         if position < seen.end && position + SUB_BLOCK > seen.start {
-            let block = task.table[position / block_size] as usize;
-            *pointer = task.layer.sub_block(block, task.head, position % block_size).cast_const().cast();
+            let block = table[position / block_size] as usize;
+            *pointer = layer.sub_block(block, head, position % block_size).cast_const().cast();
         }
     }
     sub_blocks
+}
+
+impl ChunkTask<'_> {
+    /// The sub-blocks of the group at `start`.
+    #[inline(always)]
+    pub fn sub_blocks(&self, start: usize, seen: &Range<usize>) -> [*const u16; SUB_BLOCKS] {
+        sub_blocks_at(&self.layer, self.table, self.head, start, seen)
+    }
+
+    /// Those of the next group; after the chunk's last one, what follows the chunk.
+    #[inline(always)]
+    pub fn sub_blocks_after(&self, start: usize, seen: &Range<usize>) -> [*const u16; SUB_BLOCKS] {
+        if start + GROUP < seen.end { self.sub_blocks(start + GROUP, seen) } else { self.following }
+    }
 }
 
 /// Turns the codes of a group into bfloat16, which holds them exactly, and collects their scales; the pointers then lead

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{
     chunk::{
-        ChunkTask, GROUP, Group, Rows, SCORED_DIMENSIONS, SUB_BLOCKS, Scales, is_int8, seen_by_any, sub_blocks_at,
-        visible_in_group, visible_in_sub_block, widen,
+        ChunkTask, GROUP, Group, Rows, SCORED_DIMENSIONS, SUB_BLOCKS, Scales, is_int8, seen_by_any, visible_in_group,
+        visible_in_sub_block, widen,
     },
     merge::state_len,
 };
@@ -41,9 +41,9 @@ unsafe fn attend_chunk<S: Simd, const R: usize>(simd: S, task: &ChunkTask<'_>) {
     unsafe {
         std::ptr::write_bytes(task.states, 0, R * state_len(head_size));
         let mut start = seen.start / GROUP * GROUP;
-        let mut next = sub_blocks_at(task, start, &seen);
+        let mut next = task.sub_blocks(start, &seen);
         while start < seen.end {
-            let mut sub_blocks = std::mem::replace(&mut next, sub_blocks_at(task, start + GROUP, &seen));
+            let mut sub_blocks = std::mem::replace(&mut next, task.sub_blocks_after(start, &seen));
             if is_int8(task) {
                 widen(simd, task, &mut sub_blocks, &next, &mut scales);
             }

@@ -219,12 +219,21 @@ impl Attention<'_> {
         &self.inputs.groups[self.shape.group]
     }
 
-    /// Runs one unit on worker `worker`.
+    /// Runs some units, one after another, on worker `worker`.
     ///
     /// # Safety
-    /// All queries, keys and values of the step are in place and nobody writes them; no other worker runs this unit or
+    /// All queries, keys and values of the step are in place and nobody writes them; no other worker runs these units or
     /// has this index.
-    pub unsafe fn run(&self, unit: &Unit, worker: usize) {
+    pub unsafe fn run(&self, units: &[Unit], worker: usize) {
+        for (index, unit) in units.iter().enumerate() {
+            // SAFETY: by the contract.
+            unsafe { self.run_unit(unit, units.get(index + 1), worker) }
+        }
+    }
+
+    /// # Safety
+    /// That of [`Attention::run`].
+    unsafe fn run_unit(&self, unit: &Unit, next: Option<&Unit>, worker: usize) {
         let own = &self.buffers.workers[worker];
         let stride = state_len(self.shape.head_size);
         // SAFETY: the worker's own place.
@@ -240,6 +249,7 @@ impl Attention<'_> {
             states: current.as_mut_ptr(),
             sums: self.memory.pointer(own.sums),
             copies: self.memory.pointer(own.copies),
+            following: self.first_keys(next, None),
         };
         // SAFETY: the worker's own places, sized for the largest head and tile; the caller vouches for the cache.
         unsafe {
@@ -253,7 +263,10 @@ impl Attention<'_> {
             for row in 0..unit.rows {
                 so_far[row * stride + 1] = 0.0;
             }
-            for chunk in unit.chunks(self) {
+            let chunks = unit.chunks(self);
+            for chunk in chunks.clone() {
+                let later = (chunk + 1 < chunks.end).then_some(unit);
+                task.following = self.first_keys(later.or(next), later.map(|_| chunk + 1));
                 self.run_chunk(unit, chunk, &mut task);
                 for row in 0..unit.rows {
                     let at = row * stride;
@@ -265,6 +278,17 @@ impl Attention<'_> {
                 self.finish(so_far[row * stride..].as_ptr(), token, head);
             }
         }
+    }
+
+    /// Where a unit finds the first keys of a chunk, or of its first one.
+    fn first_keys(&self, unit: Option<&Unit>, chunk: Option<usize>) -> [*const u16; chunk::SUB_BLOCKS] {
+        let Some(unit) = unit else { return [std::ptr::null(); chunk::SUB_BLOCKS] };
+        let own = unit.spread.map(|spread| spread.chunk);
+        let chunk = chunk.or(own).unwrap_or_else(|| unit.chunks(self).start);
+        let span = &self.inputs.spans[unit.span];
+        let position = |index| span.start + unit.row(self, index).0 - span.first_row;
+        let seen = self.shape.visible(position(0)).start.max(chunk * CHUNK)..position(unit.rows - 1) + 1;
+        chunk::sub_blocks_at(&self.layer, self.table().table(unit.span), unit.head, seen.start / GROUP * GROUP, &seen)
     }
 
     /// # Safety

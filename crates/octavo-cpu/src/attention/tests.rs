@@ -142,8 +142,8 @@ impl Sequence {
             memory
                 .write(buffers.queries, 0..len * width)
                 .copy_from_slice(&self.queries[start * width..][..len * width]);
-            for (index, unit) in schedule.units().iter().enumerate() {
-                attention.run(unit, index % workers);
+            for (index, units) in schedule.units().chunks(3).enumerate() {
+                attention.run(units, index % workers);
             }
             for row in 0..len {
                 attention.merge_row(row, row % workers);
