@@ -8,6 +8,7 @@ use octavo_backend::{
 use crate::{
     attention::AttentionKernels,
     forward::{Kernels, Step},
+    heads::HeadKernels,
     host,
     isa::Isa,
     matmul::Matmul,
@@ -62,6 +63,7 @@ impl CpuBackend {
         let kernels = Kernels {
             matmul: Matmul::new(isa),
             attention: AttentionKernels::new(isa),
+            heads: HeadKernels::new(isa),
             silu: GateKernel::new(isa, Activation::Silu),
             sampler: Sampler::new(isa),
         };

@@ -12,12 +12,13 @@ use std::ops::Range;
 
 use octavo_backend::{
     BackendError, SampleError, Sampled, StepInputs, StepResult, TokenLogprobs,
-    numerics::{ACTIVATION_GROUP, kv_bf16, rms_norm},
+    numerics::{ACTIVATION_GROUP, rms_norm},
 };
 
 use crate::{
     activation::{Activations, Norm, ROW_BLOCK},
     attention::{Attention, AttentionKernels},
+    heads::HeadKernels,
     matmul::{Matmul, Mode, Output},
     pack::{PackedMatrix, TILE_ROWS},
     plan::{CpuPlan, GATED_COLUMNS, GATED_ROWS, LayerPlan},
@@ -33,6 +34,8 @@ pub struct Kernels {
     pub matmul: Matmul,
     /// Of attention.
     pub attention: AttentionKernels,
+    /// Of heads on their way to attention.
+    pub heads: HeadKernels,
     /// Of the gated MLP.
     pub silu: GateKernel,
     /// Of draws and scores.
@@ -216,26 +219,25 @@ impl Step<'_> {
             let head = |head: usize| row * width + head * head_size..row * width + (head + 1) * head_size;
             // SAFETY: see the module; the step's check lets no two rows share a slot.
             let heads = |index| unsafe { self.plan.memory.write(self.plan.buffers.projected, head(index)) };
+            let kernels = &self.kernels.heads;
+            // SAFETY: see the module.
+            let (cosines, sines) = unsafe { rope.of_row(&self.plan.memory, row) };
             for index in 0..shape.num_heads {
                 let query = heads(index);
+                kernels.rotate(query, cosines, sines);
                 let at = (row * shape.num_heads + index) * head_size;
                 // SAFETY: as above.
-                let rounded = unsafe {
-                    rope.rotate(&self.plan.memory, row, query);
-                    self.plan.memory.write(self.plan.buffers.attention.queries, at..at + head_size)
-                };
-                for (rounded, value) in rounded.iter_mut().zip(query) {
-                    *rounded = kv_bf16(*value * scale).to_bits();
-                }
+                let rounded =
+                    unsafe { self.plan.memory.write(self.plan.buffers.attention.queries, at..at + head_size) };
+                kernels.to_bf16(query, scale, rounded);
             }
             for kv_head in 0..shape.num_kv_heads {
                 let key = heads(shape.num_heads + kv_head);
+                let value = heads(shape.num_heads + shape.num_kv_heads + kv_head);
+                kernels.rotate(key, cosines, sines);
+                let slot = place.position % layer.block_size();
                 // SAFETY: as above.
-                unsafe {
-                    rope.rotate(&self.plan.memory, row, key);
-                    let value = heads(shape.num_heads + shape.num_kv_heads + kv_head);
-                    layer.write(block as usize, place.position % layer.block_size(), kv_head, key, value);
-                }
+                unsafe { layer.write(kernels, block as usize, slot, kv_head, key, value) };
             }
         });
     }

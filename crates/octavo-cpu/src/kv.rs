@@ -11,15 +11,15 @@
 //! exactly, before they are used.
 
 use half::bf16;
-use octavo_backend::{
-    BackendError, BlockCopy, DecoderSpec, KvType, StepLimits,
-    numerics::{int8_code, kv_bf16, kv_scale},
-};
+use octavo_backend::{BackendError, BlockCopy, DecoderSpec, KvType, StepLimits, numerics::kv_scale};
 
-use crate::arena::AlignedBytes;
+use crate::{arena::AlignedBytes, heads::HeadKernels};
 
 /// Tokens of a sub-block: one a lane.
 pub const SUB_BLOCK: usize = 16;
+
+/// Elements of a head that are rounded before they are scattered.
+const SCATTERED: usize = 64;
 
 /// Keys and values of all layers.
 pub struct KvCache {
@@ -132,7 +132,15 @@ impl KvLayer<'_> {
     ///
     /// # Safety
     /// No other thread reads this slot or writes it at the same time.
-    pub unsafe fn write(&self, block: usize, slot: usize, head: usize, key: &[f32], value: &[f32]) {
+    pub unsafe fn write(
+        &self,
+        kernels: &HeadKernels,
+        block: usize,
+        slot: usize,
+        head: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
         let head_size = self.shape.head_size;
         assert!(key.len() == head_size && value.len() == head_size);
         let start = self.sub_block(block, head, slot);
@@ -144,41 +152,43 @@ impl KvLayer<'_> {
                 let scales: *mut bf16 = start.add(2 * self.shape.elements()).cast();
                 scales.add(token).write(key_scale);
                 scales.add(SUB_BLOCK + token).write(value_scale);
-                self.scatter(
-                    start.cast::<i8>(),
-                    token,
-                    key,
-                    value,
-                    |x| int8_code(x, key_inverse),
-                    |x| int8_code(x, value_inverse),
-                );
+                let codes = |x: &[f32], inverse: f32, to: &mut [i8]| kernels.to_codes(x, inverse, to);
+                self.scatter(start.cast(), token, (key, key_inverse), (value, value_inverse), codes);
             } else {
-                let round = |x| kv_bf16(x).to_bits();
-                self.scatter(start.cast::<u16>(), token, key, value, round, round);
+                let round = |x: &[f32], scale: f32, to: &mut [u16]| kernels.to_bf16(x, scale, to);
+                self.scatter(start.cast(), token, (key, 1.0), (value, 1.0), round);
             }
         }
     }
 
     /// # Safety
     /// As [`KvLayer::write`]; `start` is a sub-block with elements of type `T`.
-    unsafe fn scatter<T>(
+    unsafe fn scatter<T: Copy + Default>(
         &self,
         start: *mut T,
         token: usize,
-        key: &[f32],
-        value: &[f32],
-        round_key: impl Fn(f32) -> T,
-        round_value: impl Fn(f32) -> T,
+        key: (&[f32], f32),
+        value: (&[f32], f32),
+        round: impl Fn(&[f32], f32, &mut [T]),
     ) {
-        for (pair, key) in key.chunks_exact(2).enumerate() {
-            let packed = [round_key(key[0]), round_key(key[1])];
-            // SAFETY: pair < head_size / 2 and token < 16 stay inside the keys of this sub-block.
-            unsafe { start.add((pair * SUB_BLOCK + token) * 2).cast::<[T; 2]>().write(packed) };
+        let mut rounded = [T::default(); SCATTERED];
+        for (index, key_part) in key.0.chunks(SCATTERED).enumerate() {
+            let rounded = &mut rounded[..key_part.len()];
+            round(key_part, key.1, rounded);
+            for (pair, rounded) in rounded.as_chunks::<2>().0.iter().enumerate() {
+                let pair = index * SCATTERED / 2 + pair;
+                // SAFETY: pair < head_size / 2 and token < 16 stay inside the keys of this sub-block.
+                unsafe { start.add((pair * SUB_BLOCK + token) * 2).cast::<[T; 2]>().write(*rounded) };
+            }
         }
         let values = self.shape.elements() + (token / 2) * self.shape.head_size * 2 + token % 2;
-        for (dimension, &value) in value.iter().enumerate() {
-            // SAFETY: inside the values of this sub-block.
-            unsafe { start.add(values + dimension * 2).write(round_value(value)) };
+        for (index, value_part) in value.0.chunks(SCATTERED).enumerate() {
+            let rounded = &mut rounded[..value_part.len()];
+            round(value_part, value.1, rounded);
+            for (dimension, rounded) in rounded.iter().enumerate() {
+                // SAFETY: inside the values of this sub-block.
+                unsafe { start.add(values + (index * SCATTERED + dimension) * 2).write(*rounded) };
+            }
         }
     }
 

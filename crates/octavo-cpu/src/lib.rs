@@ -24,6 +24,7 @@ pub mod attention;
 mod backend;
 mod check;
 mod forward;
+pub mod heads;
 pub mod host;
 pub mod isa;
 pub mod kv;

@@ -46,38 +46,13 @@ impl RopeAngles {
         self.spec.angles(position, cosines, sines);
     }
 
-    /// Rotates one head of a row in place.
+    /// The cosines and sines of one row.
     ///
     /// # Safety
     /// Nobody writes this row's angles.
-    pub unsafe fn rotate(&self, memory: &WorkMemory, row: usize, head: &mut [f32]) {
+    pub unsafe fn of_row<'a>(&self, memory: &'a WorkMemory, row: usize) -> (&'a [f32], &'a [f32]) {
         let range = row * self.pairs()..(row + 1) * self.pairs();
         // SAFETY: by the contract.
-        let (cosines, sines) = unsafe { (memory.read(self.cosines, range.clone()), memory.read(self.sines, range)) };
-        rotate(head, cosines, sines);
-    }
-}
-
-/// Rotates the first `2 * cosines.len()` elements of one head in place, the two halves paired; the rest stays.
-///
-/// `(a, b)` becomes `(a cos - b sin, b cos + a sin)`, every operation rounded once.
-fn rotate(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
-    let (first, rest) = head.split_at_mut(cosines.len());
-    for (((a, b), cosine), sine) in first.iter_mut().zip(rest).zip(cosines).zip(sines) {
-        let (x, y) = (*a, *b);
-        *a = x * cosine - y * sine;
-        *b = y * cosine + x * sine;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn halves_are_paired_and_what_lies_beyond_them_stays() {
-        let mut head = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-        rotate(&mut head, &[0.0, 1.0], &[1.0, 0.0]);
-        assert_eq!(head, [-3.0, 2.0, 1.0, 4.0, 5.0, 6.0]);
+        unsafe { (memory.read(self.cosines, range.clone()), memory.read(self.sines, range)) }
     }
 }

@@ -7,7 +7,7 @@ use octavo_backend::{
 };
 
 use super::*;
-use crate::kv::KvCache;
+use crate::{heads::HeadKernels, kv::KvCache};
 
 const MAX_POSITIONS: usize = 640;
 
@@ -74,6 +74,7 @@ impl Sequence {
         let limits = limits(&case);
         let cache = KvCache::new(&spec(&case), &limits, case.kv).unwrap();
         let layer = cache.layer(0);
+        let heads = HeadKernels::new(Isa::Scalar);
         let blocks = limits.num_blocks[0];
         // Its blocks lie backwards, with those of others in between.
         let table: Vec<u32> = (0..blocks as u32).rev().step_by(2).collect();
@@ -81,7 +82,7 @@ impl Sequence {
         for slot in 0..blocks * case.block_size {
             for head in 0..case.num_kv_heads {
                 // SAFETY: one thread.
-                unsafe { layer.write(slot / case.block_size, slot % case.block_size, head, &nan, &nan) };
+                unsafe { layer.write(&heads, slot / case.block_size, slot % case.block_size, head, &nan, &nan) };
             }
         }
         let mut random = random(len as u64);
@@ -96,7 +97,7 @@ impl Sequence {
             let (position, head) = (index / case.num_kv_heads, index % case.num_kv_heads);
             let block = table[position / case.block_size] as usize;
             // SAFETY: one thread.
-            unsafe { layer.write(block, position % case.block_size, head, key, value) };
+            unsafe { layer.write(&heads, block, position % case.block_size, head, key, value) };
         }
         for stored in [&mut keys, &mut values] {
             stored.chunks_exact_mut(case.head_size).for_each(|head| case.kv.round_head(head));
@@ -310,7 +311,9 @@ fn a_token_that_is_not_finite_harms_only_the_rows_that_see_it() {
         let poisoned = Sequence::new(case, 100);
         for head in 0..CASE.num_kv_heads {
             // SAFETY: one thread.
-            unsafe { poisoned.cache.layer(0).write(poisoned.table[4] as usize, 13, head, &nan, &nan) };
+            unsafe {
+                poisoned.cache.layer(0).write(&HeadKernels::new(isa), poisoned.table[4] as usize, 13, head, &nan, &nan)
+            };
         }
         let after = poisoned.attend(isa, None, 0, 100, 1);
         assert_eq!(bits(&before[..77 * width]), bits(&after[..77 * width]), "{isa} {kv:?}");
