@@ -275,6 +275,9 @@ impl<S: Simd> Rows<S> {
         let nothing = simd.splat(f32::NEG_INFINITY);
         let mut most = simd.splat(self.largest[row]);
         for index in 0..SUB_BLOCKS {
+            if MASKED && mask(visible, index) == 0 {
+                continue;
+            }
             // SAFETY: in bounds; what was not scored is masked.
             let mut scores = unsafe {
                 let place = self.scores[row].as_mut_ptr().add(index * LANES);
@@ -307,6 +310,13 @@ impl<S: Simd> Rows<S> {
         let mut total = simd.mul(self.totals[row], simd.splat(change));
         for index in 0..SUB_BLOCKS {
             let seen = if MASKED { mask(visible, index) } else { u16::MAX };
+            if seen == 0 {
+                self.scores[row][index * LANES..][..LANES].fill(0.0);
+                if WORDS {
+                    self.probabilities[row][index * LANES..][..LANES].fill(0);
+                }
+                continue;
+            }
             // SAFETY: in bounds.
             unsafe {
                 let place = self.scores[row].as_mut_ptr().add(index * LANES);
