@@ -100,6 +100,18 @@ mod unit {
         };
     }
 
+    /// As `load`, of what will not be read again before other data: it should not push that out of the first-level cache.
+    macro_rules! load_once {
+        ($tile:literal, $from:expr, $stride:expr) => {
+            asm!(
+                concat!("tileloaddt1 ", $tile, ", [{from} + {stride}*1]"),
+                from = in(reg) $from,
+                stride = in(reg) $stride,
+                options(nostack, preserves_flags, readonly),
+            )
+        };
+    }
+
     macro_rules! store {
         ($tile:literal, $to:expr, $stride:expr) => {
             asm!(
@@ -194,14 +206,14 @@ mod unit {
             // SAFETY: by the contract; the tiles are configured for these shapes.
             unsafe {
                 load!("tmm6", weights[0], 64usize);
-                load!("tmm4", rows[0], 64usize);
+                load_once!("tmm4", rows[0], 64usize);
                 multiply!(0, "tmm4", "tmm6");
                 if PAIR {
                     load!("tmm7", weights[1], 64usize);
                     multiply!(1, "tmm4", "tmm7");
                 }
                 if TWO {
-                    load!("tmm5", rows[1], 64usize);
+                    load_once!("tmm5", rows[1], 64usize);
                     multiply!(2, "tmm5", "tmm6");
                 }
                 if PAIR && TWO {

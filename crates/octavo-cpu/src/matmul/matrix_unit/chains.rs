@@ -22,7 +22,7 @@ use crate::{
 /// Rows that share widened weights, at most: their activations stay in the second-level cache.
 const UNIT_ROWS: usize = super::super::CACHED_ROWS;
 /// Steps whose weights are widened at a time: with the activations of 32 rows they about fill the first-level cache.
-const STEPS: usize = 10;
+const STEPS: usize = 12;
 /// Bytes of a step's weights of one tile.
 const STEP: usize = 1024;
 /// Bytes of a step's activations of one block of rows.
