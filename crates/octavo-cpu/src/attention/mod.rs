@@ -346,7 +346,9 @@ impl Attention<'_> {
     /// # Safety
     /// All units have been run; no other worker merges this row or has this index.
     pub unsafe fn merge_row(&self, row: usize, worker: usize) {
-        let Some(spread) = self.schedule.spread_of(row) else { return };
+        if self.schedule.spreads_of(row).next().is_none() {
+            return;
+        }
         let stride = state_len(self.shape.head_size);
         let group_size = self.shape.group_size();
         for head in 0..self.shape.num_heads {
@@ -354,11 +356,13 @@ impl Attention<'_> {
             unsafe {
                 let so_far = self.memory.write(self.buffers.workers[worker].states, 0..stride);
                 so_far[1] = 0.0;
-                for chunk in 0..spread.num_chunks {
-                    let unit = spread.first_partial(chunk, head / group_size, self.shape.num_kv_heads);
-                    let at = (unit + (row - spread.first_row) * group_size + head % group_size) * stride;
-                    let from = self.memory.read(self.buffers.partials, at..at + stride);
-                    (self.kernels.merge)(so_far.as_mut_ptr(), from.as_ptr(), self.shape.head_size);
+                for spread in self.schedule.spreads_of(row) {
+                    for chunk in 0..spread.num_chunks {
+                        let unit = spread.first_partial(chunk, head / group_size, self.shape.num_kv_heads);
+                        let at = (unit + (row - spread.first_row) * group_size + head % group_size) * stride;
+                        let from = self.memory.read(self.buffers.partials, at..at + stride);
+                        (self.kernels.merge)(so_far.as_mut_ptr(), from.as_ptr(), self.shape.head_size);
+                    }
                 }
                 self.finish(so_far.as_ptr(), row, head);
             }

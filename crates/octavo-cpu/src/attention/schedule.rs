@@ -55,7 +55,7 @@ fn chunks(shape: &AttentionShape, positions: Range<usize>) -> Range<usize> {
     shape.visible(positions.start).start / CHUNK..positions.end.div_ceil(CHUNK)
 }
 
-/// A span whose chunks are spread.
+/// Rows whose chunks are spread: those of a span, or of several that have the chunks in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spread {
     pub(super) first_row: usize,
@@ -81,10 +81,14 @@ pub struct AttentionSchedule {
     shape: AttentionShape,
     /// Rows of a full tile.
     tile: usize,
+    block_size: usize,
     /// Partial states that there is memory for.
     partials: usize,
     units: Vec<Unit>,
+    /// Of spans, their later chunks where they share the first ones.
     spreads: Vec<Spread>,
+    /// Of several spans, the first chunks, which are the same blocks for all.
+    shared: Vec<Spread>,
 }
 
 impl AttentionSchedule {
@@ -93,20 +97,22 @@ impl AttentionSchedule {
         AttentionSchedule {
             shape,
             tile,
+            block_size: limits.block_size,
             partials: AttentionSchedule::partials(&shape, limits),
             units: Vec::with_capacity(most_units(&shape, tile, limits)),
             spreads: Vec::with_capacity(limits.max_spans),
+            shared: Vec::with_capacity(limits.max_spans),
         }
     }
 
     /// Bytes of a schedule's lists.
     pub fn bytes(shape: &AttentionShape, tile: usize, limits: &StepLimits) -> usize {
-        most_units(shape, tile, limits) * size_of::<Unit>() + limits.max_spans * size_of::<Spread>()
+        most_units(shape, tile, limits) * size_of::<Unit>() + 2 * limits.max_spans * size_of::<Spread>()
     }
 
-    /// Partial states worth having memory for: two sequences of full length, and a few chunks of others.
+    /// Partial states worth having memory for: two sequences of full length, and four chunks of each of the others.
     pub fn partials(shape: &AttentionShape, limits: &StepLimits) -> usize {
-        shape.num_heads * (2 * limits.max_positions.div_ceil(CHUNK) + limits.max_spans)
+        shape.num_heads * (2 * limits.max_positions.div_ceil(CHUNK) + 4 * limits.max_spans)
     }
 
     /// The layer shape it is for.
@@ -120,30 +126,40 @@ impl AttentionSchedule {
     }
 
     /// Plans a step for `workers`. What is computed, and in which order for each row, does not depend on them.
+    ///
+    /// Spans of one row that follow each other and begin with the same blocks read the chunks that these fill together.
     pub fn plan(&mut self, inputs: &StepInputs, workers: usize) {
         self.units.clear();
         self.spreads.clear();
+        self.shared.clear();
         let group_size = self.shape.group_size();
         let mut used = 0;
+        // Chunks that the spans before this one have in common, and where they end.
+        let (mut common, mut end) = (0, 0);
         for (index, span) in inputs.spans.iter().enumerate() {
             let rows = span.len * group_size;
             if rows == 0 {
                 continue;
             }
+            if index >= end {
+                (common, end) = (0, index + 1);
+                let found = self.shared_from(inputs, index);
+                let needed = self.states_of_shared(inputs, index..found.1, found.0);
+                if needed > 0 && used + needed <= self.partials {
+                    (common, end) = found;
+                    let shared = self.place(span.first_row, end - index, 0..common, &mut used);
+                    self.spread(index, &shared);
+                    self.shared.push(shared);
+                }
+            }
             let chunks = chunks(&self.shape, span.start..span.start + span.len);
             let needed = chunks.len() * rows * self.shape.num_kv_heads;
-            if workers > 1 && span.len <= SPREAD_ROWS && chunks.len() > 1 && used + needed <= self.partials {
-                let spread = Spread {
-                    first_row: span.first_row,
-                    rows: span.len,
-                    first_chunk: chunks.start,
-                    num_chunks: chunks.len(),
-                    partial: used,
-                    head_rows: rows,
-                };
+            let is_worth_it = workers > 1 && span.len <= SPREAD_ROWS && chunks.len() > 1;
+            // The memory for what is left of spans that share was counted with what they share.
+            if common > 0 || is_worth_it && used + needed <= self.partials {
+                let spread = self.place(span.first_row, span.len, chunks.start.max(common)..chunks.end, &mut used);
                 self.spread(index, &spread);
                 self.spreads.push(spread);
-                used += needed;
                 continue;
             }
             for head in 0..self.shape.num_kv_heads {
@@ -152,6 +168,46 @@ impl AttentionSchedule {
                 }
             }
         }
+    }
+
+    /// Rows with their chunks and the next free partial states.
+    fn place(&self, first_row: usize, rows: usize, chunks: Range<usize>, used: &mut usize) -> Spread {
+        let head_rows = rows * self.shape.group_size();
+        let spread =
+            Spread { first_row, rows, first_chunk: chunks.start, num_chunks: chunks.len(), partial: *used, head_rows };
+        *used += chunks.len() * head_rows * self.shape.num_kv_heads;
+        spread
+    }
+
+    /// How many first chunks a span and those after it have in common, and the index after the last of these spans.
+    fn shared_from(&self, inputs: &StepInputs, first: usize) -> (usize, usize) {
+        if inputs.spans[first].len != 1 {
+            return (0, first + 1);
+        }
+        let group = &inputs.groups[self.shape.group];
+        let table = group.table(first);
+        let mut common = usize::MAX;
+        let mut end = first;
+        for (index, span) in inputs.spans.iter().enumerate().skip(first) {
+            let whole = if span.len == 1 && self.shape.window.is_none() { span.start / CHUNK } else { 0 };
+            let positions = whole.min(common) * CHUNK;
+            let same = table.iter().zip(group.table(index)).take_while(|(a, b)| a == b).count();
+            let chunks = positions.min(same * self.block_size) / CHUNK;
+            if chunks == 0 {
+                break;
+            }
+            (common, end) = (chunks, index + 1);
+        }
+        if end > first { (common, end) } else { (0, first + 1) }
+    }
+
+    /// Partial states that spans need which share their first chunks; 0 if there is nothing to share.
+    fn states_of_shared(&self, inputs: &StepInputs, spans: Range<usize>, common: usize) -> usize {
+        if common == 0 || spans.len() < 2 {
+            return 0;
+        }
+        let own: usize = inputs.spans[spans.clone()].iter().map(|span| (span.start + 1).div_ceil(CHUNK) - common).sum();
+        (spans.len() * common + own) * self.shape.num_heads
     }
 
     fn spread(&mut self, span: usize, spread: &Spread) {
@@ -167,10 +223,12 @@ impl AttentionSchedule {
         }
     }
 
-    /// The span of a row, if its chunks are spread.
-    pub(super) fn spread_of(&self, row: usize) -> Option<&Spread> {
-        let at = self.spreads.partition_point(|spread| spread.first_row + spread.rows <= row);
-        self.spreads.get(at).filter(|spread| spread.first_row <= row)
+    /// The chunks of a row that are spread, in their order: those it shares, then its own.
+    pub(super) fn spreads_of(&self, row: usize) -> impl Iterator<Item = &Spread> {
+        [&self.shared, &self.spreads].into_iter().filter_map(move |spreads| {
+            let at = spreads.partition_point(|spread| spread.first_row + spread.rows <= row);
+            spreads.get(at).filter(|spread| spread.first_row <= row)
+        })
     }
 }
 

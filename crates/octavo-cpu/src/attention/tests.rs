@@ -2,8 +2,8 @@
 
 use half::bf16;
 use octavo_backend::{
-    Activation, AttentionSpec, DecoderSpec, GroupInputs, HeadSpec, KvType, LayerSpec, MlpSpec, NormSpec, RopeSpec,
-    SpanInput, StepInputs, StepLimits,
+    Activation, AttentionSpec, BlockCopy, DecoderSpec, GroupInputs, HeadSpec, KvType, LayerSpec, MlpSpec, NormSpec,
+    RopeSpec, SpanInput, StepInputs, StepLimits,
 };
 
 use super::*;
@@ -107,6 +107,17 @@ impl Sequence {
 
     /// The outputs of positions `start..start + len`, `[len][num_heads * head_size]`.
     fn attend(&self, isa: Isa, tile: Option<usize>, start: usize, len: usize, workers: usize) -> Vec<f32> {
+        self.attend_spans(isa, tile, &[(start..start + len, self.table.clone())], workers).0
+    }
+
+    /// The outputs of spans of positions, each with its table, and how many units of attention they were.
+    fn attend_spans(
+        &self,
+        isa: Isa,
+        tile: Option<usize>,
+        parts: &[(Range<usize>, Vec<u32>)],
+        workers: usize,
+    ) -> (Vec<f32>, usize) {
         let limits = limits(&self.case);
         let shape = AttentionShape::of(&spec(&self.case).layers[0].attention, 0);
         let kernels = AttentionKernels::new(isa);
@@ -117,16 +128,21 @@ impl Sequence {
         let sizes = AttentionSizes { head_size: shape.head_size, width, partials };
         let buffers = AttentionBuffers::new(&mut layout, limits.max_rows, sizes, workers);
         let memory = WorkMemory::new(&layout).unwrap();
-        let inputs = StepInputs {
-            tokens: vec![0; len],
-            spans: vec![SpanInput { first_row: 0, len, start }],
-            groups: vec![GroupInputs {
-                tables: self.table.clone(),
-                table_starts: vec![0, self.table.len()],
-                copies: vec![],
-            }],
+        let mut inputs = StepInputs {
+            groups: vec![GroupInputs { tables: vec![], table_starts: vec![0], copies: vec![] }],
             ..StepInputs::default()
         };
+        let mut queries = vec![];
+        for (positions, table) in parts {
+            let (first_row, len, start) = (inputs.tokens.len(), positions.len(), positions.start);
+            inputs.spans.push(SpanInput { first_row, len, start });
+            inputs.tokens.resize(first_row + len, 0);
+            inputs.groups[0].tables.extend(table);
+            let end = inputs.groups[0].tables.len();
+            inputs.groups[0].table_starts.push(end);
+            queries.extend(&self.queries[start * width..][..len * width]);
+        }
+        let len = inputs.tokens.len();
         let mut schedule = AttentionSchedule::new(shape, tile, &limits);
         schedule.plan(&inputs, workers);
         let attention = Attention {
@@ -140,16 +156,14 @@ impl Sequence {
         };
         // SAFETY: one thread.
         unsafe {
-            memory
-                .write(buffers.queries, 0..len * width)
-                .copy_from_slice(&self.queries[start * width..][..len * width]);
+            memory.write(buffers.queries, 0..len * width).copy_from_slice(&queries);
             for (index, units) in schedule.units().chunks(3).enumerate() {
                 attention.run(units, index % workers);
             }
             for row in 0..len {
                 attention.merge_row(row, row % workers);
             }
-            memory.read(buffers.outputs, 0..len * width).to_vec()
+            (memory.read(buffers.outputs, 0..len * width).to_vec(), schedule.units().len())
         }
     }
 
@@ -179,7 +193,7 @@ impl Sequence {
 fn limits(case: &Case) -> StepLimits {
     StepLimits {
         max_rows: MAX_POSITIONS,
-        max_spans: 1,
+        max_spans: 8,
         max_positions: MAX_POSITIONS,
         block_size: case.block_size,
         num_blocks: vec![2 * MAX_POSITIONS.div_ceil(case.block_size)],
@@ -269,6 +283,50 @@ fn bits_do_not_depend_on_the_other_rows_the_tile_or_the_workers() {
 }
 
 #[test]
+fn rows_of_several_spans_read_the_blocks_they_share_together_and_keep_their_bits() {
+    let kinds = [KvType::Bf16, KvType::Int8];
+    for case in kinds.into_iter().flat_map(|kv| [16, 48, 256].map(|block_size| Case { kv, block_size, ..CASE })) {
+        let sequence = Sequence::new(case, 640);
+        let own = &sequence.table;
+        // Sequences that begin with another block, and one that shares its first chunk only.
+        let other = own[0] - 1;
+        // SAFETY: one thread.
+        unsafe { sequence.cache.layer(0).copy(&[BlockCopy { from: own[1], to: other }]) };
+        let moved: Vec<u32> = std::iter::once(other).chain(own[1..].iter().copied()).collect();
+        let second = 256usize.div_ceil(case.block_size);
+        let mut parted = own.clone();
+        parted[second] = own[second] - 1;
+        // SAFETY: as above.
+        unsafe { sequence.cache.layer(0).copy(&[BlockCopy { from: own[0], to: parted[second] }]) };
+        let alone = |position: usize| (position..position + 1, own.clone());
+        let spans = [
+            alone(520),
+            alone(639),
+            (530..531, parted),
+            (600..601, moved.clone()),
+            (601..602, moved),
+            alone(100),
+            (300..303, own.clone()),
+            alone(512),
+        ];
+        for isa in Isa::supported() {
+            let apart: Vec<f32> = spans
+                .iter()
+                .flat_map(|span| sequence.attend_spans(isa, None, std::slice::from_ref(span), 1).0)
+                .collect();
+            let units: usize =
+                spans.iter().map(|span| sequence.attend_spans(isa, None, std::slice::from_ref(span), 2).1).sum();
+            for (tile, workers) in [(None, 1), (None, 2), (Some(1), 3), (Some(4), 2), (Some(8), 1)] {
+                let (together, fewer) = sequence.attend_spans(isa, tile, &spans, workers);
+                assert!(bits(&together) == bits(&apart), "{isa} {case:?}, tile {tile:?}, workers {workers}");
+                let is_wide = tile.is_none() && super::tile(isa, case.head_size) >= 8;
+                assert!(!is_wide || workers == 1 || fewer < units, "{isa} {case:?}: {fewer} of {units} units");
+            }
+        }
+    }
+}
+
+#[test]
 fn every_instruction_set_gives_the_same_bits() {
     for case in cases() {
         let sequence = Sequence::new(case, 600);
@@ -333,5 +391,6 @@ fn spread_chunks_are_planned_within_the_memory_for_them() {
     let spread = schedule.units().iter().filter_map(|unit| Some(unit.spread?.partial + unit.rows)).max();
     assert!(spread.is_some_and(|end| end <= partials));
     assert!(schedule.units().iter().any(|unit| unit.spread.is_none()), "not all spans fit");
-    assert!(schedule.spread_of(0).is_some() && schedule.spread_of(1).is_some() && schedule.spread_of(79).is_none());
+    let is_spread = |row: usize| schedule.spreads_of(row).next().is_some();
+    assert!(is_spread(0) && is_spread(1) && !is_spread(79));
 }
