@@ -3,11 +3,14 @@
 use std::{
     alloc::{Layout, alloc, dealloc},
     fmt,
+    mem::MaybeUninit,
     ptr::NonNull,
     sync::Arc,
 };
 
 use octavo_backend::BackendError;
+
+use crate::host::available_threads;
 
 /// Alignment of every piece: a cache line, and one 512-bit register.
 pub const ALIGNMENT: usize = 64;
@@ -66,13 +69,13 @@ impl AlignedBytes {
     /// The caller hands out each byte of a chunk at most once.
     fn carve(chunk: Arc<Chunk>, offset: usize, len: usize) -> AlignedBytes {
         assert!(offset.is_multiple_of(ALIGNMENT) && offset + len <= chunk.layout.size());
-        // SAFETY: in bounds by the assertion; the memory was allocated but perhaps never written, and is now, which
-        // also touches each page.
-        let start = unsafe {
+        // SAFETY: in bounds by the assertion; the memory was allocated but perhaps never written, and nobody else has
+        // these bytes.
+        let (start, bytes) = unsafe {
             let start = chunk.start.add(offset);
-            start.write_bytes(0, len);
-            start
+            (start, std::slice::from_raw_parts_mut(start.as_ptr().cast::<MaybeUninit<u8>>(), len))
         };
+        clear(bytes);
         AlignedBytes { start, len, _chunk: chunk }
     }
 
@@ -117,6 +120,20 @@ impl fmt::Debug for AlignedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "AlignedBytes({})", self.len)
     }
+}
+
+/// Writes zeros, which also touches each page: with several threads where that is most of the time it takes to load.
+fn clear(bytes: &mut [MaybeUninit<u8>]) {
+    let threads = if bytes.len() < CHUNK { 1 } else { available_threads().count };
+    let share = bytes.len().div_ceil(threads).next_multiple_of(HUGE_PAGE).max(HUGE_PAGE);
+    std::thread::scope(|scope| {
+        let mut shares = bytes.chunks_mut(share);
+        let own = shares.next();
+        for share in shares {
+            scope.spawn(|| share.fill(MaybeUninit::new(0)));
+        }
+        own.unwrap_or_default().fill(MaybeUninit::new(0));
+    });
 }
 
 /// Hands out pieces of large chunks, so that many small matrices share huge pages and lie one after another.

@@ -176,10 +176,11 @@ impl PackedMatrix {
     /// # Errors
     /// Widths that differ, a width or an amount of data that does not fit a format, memory that cannot be had.
     pub fn pack(parts: &[Matrix], activations: ActivationType) -> Result<PackedMatrix, BackendError> {
-        PackedMatrix::pack_in(&mut Arena::sized_exactly(), parts, activations)
+        PackedMatrix::pack_in(&mut Arena::sized_exactly(), parts, activations, 1)
     }
 
-    /// Packs matrices of equal width into an arena, after what is there already, for inputs of the given type.
+    /// Packs matrices of equal width into an arena, after what is there already, for inputs of the given type, with so many
+    /// threads.
     ///
     /// # Errors
     /// As [`PackedMatrix::pack`].
@@ -187,6 +188,7 @@ impl PackedMatrix {
         arena: &mut Arena,
         matrices: &[Matrix],
         activations: ActivationType,
+        threads: usize,
     ) -> Result<PackedMatrix, BackendError> {
         let columns = matrices.first().map_or(0, |matrix| matrix.columns);
         let mut parts = Vec::with_capacity(matrices.len());
@@ -211,17 +213,25 @@ impl PackedMatrix {
             parts.push(part);
         }
         let mut data = arena.take("packed weights", offset)?;
+        let mut shares: Vec<Vec<Share>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
+        let mut rest = data.elements_mut::<u8>();
         for (part, matrix) in parts.iter().zip(matrices) {
-            let bytes = &mut data.elements_mut::<u8>()[part.offset..];
-            for tile in 0..part.tiles() {
-                pack_tile(
-                    matrix,
-                    part.rounding,
-                    tile,
-                    &mut bytes[tile * part.tile_bytes..(tile + 1) * part.tile_bytes],
-                );
+            let bytes = part.tiles() * part.tile_bytes;
+            let (own, after) = std::mem::take(&mut rest).split_at_mut(bytes.next_multiple_of(VECTOR));
+            rest = after;
+            let tiles = part.tiles().div_ceil(threads.max(1)).max(1);
+            let cuts = own[..bytes].chunks_mut((tiles * part.tile_bytes).max(1));
+            for (index, bytes) in cuts.enumerate() {
+                shares[index].push(Share { matrix, part, first_tile: index * tiles, bytes });
             }
         }
+        std::thread::scope(|scope| {
+            let own = shares.pop();
+            for share in shares.into_iter().filter(|share| !share.is_empty()) {
+                scope.spawn(|| share.into_iter().for_each(Share::pack));
+            }
+            own.into_iter().flatten().for_each(Share::pack);
+        });
         Ok(PackedMatrix { columns, parts, data })
     }
 
@@ -342,6 +352,22 @@ fn check(matrix: &Matrix, columns: usize) -> Result<(), BackendError> {
     }
 }
 
+/// Some tiles of a part, for one thread to pack.
+struct Share<'a> {
+    matrix: &'a Matrix<'a>,
+    part: &'a Part,
+    first_tile: usize,
+    bytes: &'a mut [u8],
+}
+
+impl Share<'_> {
+    fn pack(self) {
+        for (tile, bytes) in self.bytes.chunks_mut(self.part.tile_bytes.max(1)).enumerate() {
+            pack_tile(self.matrix, self.part.rounding, self.first_tile + tile, bytes);
+        }
+    }
+}
+
 /// Fills one tile, which is all zeros. Rows beyond the last stay so; their outputs are never stored.
 fn pack_tile(matrix: &Matrix, rounding: InputRounding, tile: usize, bytes: &mut [u8]) {
     let format = matrix.data.format;
@@ -370,6 +396,20 @@ mod tests {
 
     use super::*;
     use crate::matmul::samples::random_matrix;
+
+    #[test]
+    fn threads_pack_what_one_packs() {
+        let parts =
+            [(WeightFormat::Q4_1, 100), (WeightFormat::Bf16, 5), (WeightFormat::Q8_0, 16), (WeightFormat::F32, 33)];
+        let parts = parts.map(|(format, rows)| random_matrix(format, rows, 96, rows as u64));
+        let pack = |threads| {
+            PackedMatrix::pack_in(&mut Arena::sized_exactly(), &parts, ActivationType::Bf16, threads).unwrap()
+        };
+        let alone = pack(1);
+        for threads in [0, 2, 3, 50] {
+            assert!(pack(threads).data.elements::<u8>() == alone.data.elements::<u8>(), "{threads} threads");
+        }
+    }
 
     #[test]
     fn a_packed_row_reads_back_as_it_was() {

@@ -199,7 +199,7 @@ impl CpuPlan {
         let sizes = Sizes::new(spec, limits, machine);
         // The cache first: it is the largest single piece, and its limits are checked there.
         let cache = KvCache::new(spec, limits, machine.kv)?;
-        let weights = Weights::load(spec, source, machine.activations)?;
+        let weights = Weights::load(spec, source, machine.activations, machine.workers)?;
         let memory = WorkMemory::new(&sizes.layout)?;
         let mut inputs = InputsPlan::default();
         let mut layers = Vec::with_capacity(spec.layers.len());

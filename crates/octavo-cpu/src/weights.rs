@@ -32,8 +32,8 @@ pub struct LayerWeights {
 }
 
 impl Weights {
-    /// Takes the weights of each place from `source`, one place at a time, packs them for inputs of the given type, and
-    /// lets go of them.
+    /// Takes the weights of each place from `source`, one place at a time, packs them for inputs of the given type with so
+    /// many threads, and lets go of them.
     ///
     /// # Errors
     /// What the source says; a shape or format that does not fit; memory that cannot be had.
@@ -41,8 +41,9 @@ impl Weights {
         spec: &DecoderSpec,
         source: &mut dyn WeightSource,
         activations: ActivationType,
+        threads: usize,
     ) -> Result<Weights, BackendError> {
-        let mut loader = Loader { spec, source, activations, arena: Arena::new() };
+        let mut loader = Loader { spec, source, activations, threads, arena: Arena::new() };
         let embedding = loader.matrix(WeightId::Embedding)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for index in 0..spec.layers.len() {
@@ -70,6 +71,7 @@ struct Loader<'a> {
     spec: &'a DecoderSpec,
     source: &'a mut dyn WeightSource,
     activations: ActivationType,
+    threads: usize,
     /// In the order of execution, so that a step reads forwards.
     arena: Arena,
 }
@@ -77,7 +79,7 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn matrix(&mut self, id: WeightId) -> Result<PackedMatrix, BackendError> {
         let parts = self.source.weight(id)?.into_matrices(id, &self.spec.weight_shape(id))?;
-        PackedMatrix::pack_in(&mut self.arena, &parts, self.activations)
+        PackedMatrix::pack_in(&mut self.arena, &parts, self.activations, self.threads)
     }
 
     fn vector(&mut self, id: WeightId) -> Result<Vec<f32>, BackendError> {
