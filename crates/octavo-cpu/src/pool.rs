@@ -55,7 +55,7 @@ impl Pool {
         let cpus: Vec<usize> = allowed.cpus();
         let pins = cpus.len() == count && count > 1;
         let mut pool = Pool {
-            shared: Arc::new(Shared::new(count)),
+            shared: Arc::new(Shared::new(count, if count > cpus.len() { 0 } else { SPINS })),
             threads: Vec::with_capacity(count - 1),
             pinning: pins.then(|| Pinning { cpu: cpus[0], pinned: None }),
         };
@@ -91,7 +91,7 @@ impl Pool {
         let shared = &*self.shared;
         shared.begin(&body, &self.threads);
         shared.enter(&Job::of(&body), 0);
-        let mut wait = Wait::new();
+        let mut wait = Wait::new(shared.spins);
         while shared.running.0.load(Ordering::Acquire) != 0 {
             wait.turn();
         }
@@ -179,6 +179,8 @@ struct Line<T>(T);
 
 struct Shared {
     count: usize,
+    /// Turns of the spin loop before a waiter lets others run: none where there are more workers than CPUs.
+    spins: u32,
     /// Counts steps; a change is the signal to start.
     step: Line<AtomicU32>,
     /// Threads still inside the step, the caller not counted.
@@ -229,9 +231,10 @@ impl Job {
 struct Left;
 
 impl Shared {
-    fn new(count: usize) -> Shared {
+    fn new(count: usize, spins: u32) -> Shared {
         Shared {
             count,
+            spins,
             step: Line(AtomicU32::new(0)),
             running: Line(AtomicUsize::new(0)),
             arrived: Line(AtomicUsize::new(0)),
@@ -285,7 +288,7 @@ impl Shared {
             self.epoch.0.store(epoch.wrapping_add(1), Ordering::Release);
             return;
         }
-        let mut wait = Wait::new();
+        let mut wait = Wait::new(self.spins);
         while self.epoch.0.load(Ordering::Acquire) == epoch {
             if self.poisoned.load(Ordering::Acquire) {
                 // Not `panic!`: the hook would print a second message about a fault that is already reported.
@@ -297,7 +300,7 @@ impl Shared {
 
     /// Waits for the step after `seen`; sleeps when it does not come soon.
     fn next_step(&self, seen: u32, index: usize) -> u32 {
-        let mut wait = Wait::new();
+        let mut wait = Wait::new(self.spins);
         loop {
             let step = self.step.0.load(Ordering::Acquire);
             if step != seen {
@@ -344,19 +347,20 @@ fn message(payload: &(dyn Any + Send)) -> String {
 
 /// Patience: spins first, then lets other threads run.
 struct Wait {
-    turns: u32,
+    /// Turns of the spin loop that are left.
+    spins: u32,
     yielding: Option<Instant>,
 }
 
 impl Wait {
-    fn new() -> Wait {
-        Wait { turns: 0, yielding: None }
+    fn new(spins: u32) -> Wait {
+        Wait { spins, yielding: None }
     }
 
     /// Waits a moment; returns for how long other threads have been let run.
     fn turn(&mut self) -> Duration {
-        if self.turns < SPINS {
-            self.turns += 1;
+        if self.spins > 0 {
+            self.spins -= 1;
             hint::spin_loop();
             return Duration::ZERO;
         }
