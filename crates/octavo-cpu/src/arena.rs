@@ -10,7 +10,7 @@ use std::{
 
 use octavo_backend::BackendError;
 
-use crate::host::available_threads;
+use crate::{host::available_threads, pool::for_each_once};
 
 /// Alignment of every piece: a cache line, and one 512-bit register.
 pub const ALIGNMENT: usize = 64;
@@ -122,18 +122,11 @@ impl fmt::Debug for AlignedBytes {
     }
 }
 
-/// Writes zeros, which also touches each page: with several threads where that is most of the time it takes to load.
+/// Writes zeros, which also touches each page: with several threads where that takes long.
 fn clear(bytes: &mut [MaybeUninit<u8>]) {
     let threads = if bytes.len() < CHUNK { 1 } else { available_threads().count };
     let share = bytes.len().div_ceil(threads).next_multiple_of(HUGE_PAGE).max(HUGE_PAGE);
-    std::thread::scope(|scope| {
-        let mut shares = bytes.chunks_mut(share);
-        let own = shares.next();
-        for share in shares {
-            scope.spawn(|| share.fill(MaybeUninit::new(0)));
-        }
-        own.unwrap_or_default().fill(MaybeUninit::new(0));
-    });
+    for_each_once(bytes.chunks_mut(share).collect(), threads, |share| share.fill(MaybeUninit::new(0)));
 }
 
 /// Hands out pieces of large chunks, so that many small matrices share huge pages and lie one after another.

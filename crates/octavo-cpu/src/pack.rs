@@ -26,6 +26,7 @@ use crate::{
     activation::RoundingSet,
     arena::{AlignedBytes, Arena},
     options::ActivationType,
+    pool::for_each_once,
 };
 
 /// Rows of a tile.
@@ -213,25 +214,17 @@ impl PackedMatrix {
             parts.push(part);
         }
         let mut data = arena.take("packed weights", offset)?;
-        let mut shares: Vec<Vec<Share>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
+        let mut shares = Vec::new();
         let mut rest = data.elements_mut::<u8>();
         for (part, matrix) in parts.iter().zip(matrices) {
             let bytes = part.tiles() * part.tile_bytes;
             let (own, after) = std::mem::take(&mut rest).split_at_mut(bytes.next_multiple_of(VECTOR));
             rest = after;
             let tiles = part.tiles().div_ceil(threads.max(1)).max(1);
-            let cuts = own[..bytes].chunks_mut((tiles * part.tile_bytes).max(1));
-            for (index, bytes) in cuts.enumerate() {
-                shares[index].push(Share { matrix, part, first_tile: index * tiles, bytes });
-            }
+            let cuts = own[..bytes].chunks_mut((tiles * part.tile_bytes).max(1)).enumerate();
+            shares.extend(cuts.map(|(index, bytes)| Share { matrix, part, first_tile: index * tiles, bytes }));
         }
-        std::thread::scope(|scope| {
-            let own = shares.pop();
-            for share in shares.into_iter().filter(|share| !share.is_empty()) {
-                scope.spawn(|| share.into_iter().for_each(Share::pack));
-            }
-            own.into_iter().flatten().for_each(Share::pack);
-        });
+        for_each_once(shares, threads, Share::pack);
         Ok(PackedMatrix { columns, parts, data })
     }
 

@@ -173,6 +173,27 @@ impl Worker<'_> {
     }
 }
 
+/// Goes through items once with up to `threads` threads that end with them: at load, when there is no pool yet. Threads that
+/// the system refuses are done without.
+pub fn for_each_once<T: Send>(items: Vec<T>, threads: usize, body: impl Fn(T) + Sync) {
+    let items = Mutex::new(items.into_iter());
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(item) = next() {
+            body(item);
+        }
+    };
+    thread::scope(|scope| {
+        for index in 1..threads {
+            let thread = thread::Builder::new().name(format!("octavo-load-{index}"));
+            if thread.spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+}
+
 /// Keeps what different workers write off each other's cache lines (pairs of lines are fetched together).
 #[repr(align(128))]
 struct Line<T>(T);

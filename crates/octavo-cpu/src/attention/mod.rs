@@ -236,6 +236,7 @@ impl Attention<'_> {
     unsafe fn run_unit(&self, unit: &Unit, next: Option<&Unit>, worker: usize) {
         let own = &self.buffers.workers[worker];
         let stride = state_len(self.shape.head_size);
+        let next = next.map(|unit| (unit, unit.first_chunk(self)));
         // SAFETY: the worker's own place.
         let states = unsafe { self.memory.write(own.states, 0..2 * MAX_TILE * stride) };
         let (so_far, current) = states.split_at_mut(MAX_TILE * stride);
@@ -249,7 +250,7 @@ impl Attention<'_> {
             states: current.as_mut_ptr(),
             sums: self.memory.pointer(own.sums),
             copies: self.memory.pointer(own.copies),
-            following: self.first_keys(next, None),
+            following: self.first_keys(next),
         };
         // SAFETY: the worker's own places, sized for the largest head and tile; the caller vouches for the cache.
         unsafe {
@@ -265,8 +266,7 @@ impl Attention<'_> {
             }
             let chunks = unit.chunks(self);
             for chunk in chunks.clone() {
-                let later = (chunk + 1 < chunks.end).then_some(unit);
-                task.following = self.first_keys(later.or(next), later.map(|_| chunk + 1));
+                task.following = self.first_keys((chunk + 1 < chunks.end).then_some((unit, chunk + 1)).or(next));
                 self.run_chunk(unit, chunk, &mut task);
                 for row in 0..unit.rows {
                     let at = row * stride;
@@ -280,11 +280,9 @@ impl Attention<'_> {
         }
     }
 
-    /// Where a unit finds the first keys of a chunk, or of its first one.
-    fn first_keys(&self, unit: Option<&Unit>, chunk: Option<usize>) -> [*const u16; chunk::SUB_BLOCKS] {
-        let Some(unit) = unit else { return [std::ptr::null(); chunk::SUB_BLOCKS] };
-        let own = unit.spread.map(|spread| spread.chunk);
-        let chunk = chunk.or(own).unwrap_or_else(|| unit.chunks(self).start);
+    /// Where a unit finds the first keys of a chunk.
+    fn first_keys(&self, wanted: Option<(&Unit, usize)>) -> [*const u16; chunk::SUB_BLOCKS] {
+        let Some((unit, chunk)) = wanted else { return [std::ptr::null(); chunk::SUB_BLOCKS] };
         let span = &self.inputs.spans[unit.span];
         let position = |index| span.start + unit.row(self, index).0 - span.first_row;
         let seen = self.shape.visible(position(0)).start.max(chunk * CHUNK)..position(unit.rows - 1) + 1;

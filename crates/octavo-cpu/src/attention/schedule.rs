@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use octavo_backend::{StepInputs, StepLimits};
+use octavo_backend::{SpanInput, StepInputs, StepLimits};
 
 use super::{Attention, AttentionShape, CHUNK};
 
@@ -40,6 +40,11 @@ impl Unit {
         let row = self.first + index;
         let token = attention.inputs.spans[self.span].first_row + row / group_size;
         (token, self.head * group_size + row % group_size)
+    }
+
+    /// The chunk that the unit begins with.
+    pub(super) fn first_chunk(&self, attention: &Attention<'_>) -> usize {
+        self.spread.map_or_else(|| self.chunks(attention).start, |spread| spread.chunk)
     }
 
     /// All chunks that any of the unit's rows sees.
@@ -134,7 +139,7 @@ impl AttentionSchedule {
         self.shared.clear();
         let group_size = self.shape.group_size();
         let mut used = 0;
-        // Chunks that the spans before this one have in common, and where they end.
+        // First chunks that the spans up to `end` have in common.
         let (mut common, mut end) = (0, 0);
         for (index, span) in inputs.spans.iter().enumerate() {
             let rows = span.len * group_size;
@@ -142,11 +147,11 @@ impl AttentionSchedule {
                 continue;
             }
             if index >= end {
-                (common, end) = (0, index + 1);
-                let found = self.shared_from(inputs, index);
-                let needed = self.states_of_shared(inputs, index..found.1, found.0);
-                if needed > 0 && used + needed <= self.partials {
-                    (common, end) = found;
+                (common, end) = self.shared_from(inputs, index);
+                let needed = self.states_of_shared(inputs, index..end, common);
+                if needed == 0 || used + needed > self.partials {
+                    common = 0;
+                } else {
                     let shared = self.place(span.first_row, end - index, 0..common, &mut used);
                     self.spread(index, &shared);
                     self.shared.push(shared);
@@ -181,24 +186,24 @@ impl AttentionSchedule {
 
     /// How many first chunks a span and those after it have in common, and the index after the last of these spans.
     fn shared_from(&self, inputs: &StepInputs, first: usize) -> (usize, usize) {
-        if inputs.spans[first].len != 1 {
-            return (0, first + 1);
-        }
-        let group = &inputs.groups[self.shape.group];
-        let table = group.table(first);
-        let mut common = usize::MAX;
-        let mut end = first;
-        for (index, span) in inputs.spans.iter().enumerate().skip(first) {
-            let whole = if span.len == 1 && self.shape.window.is_none() { span.start / CHUNK } else { 0 };
-            let positions = whole.min(common) * CHUNK;
-            let same = table.iter().zip(group.table(index)).take_while(|(a, b)| a == b).count();
-            let chunks = positions.min(same * self.block_size) / CHUNK;
+        let whole = |index: usize| match inputs.spans[index] {
+            SpanInput { len: 1, start, .. } if self.shape.window.is_none() => start / CHUNK,
+            _ => 0,
+        };
+        let (mut common, mut end) = (whole(first), first + 1);
+        while common > 0 && end < inputs.spans.len() {
+            let most = common.min(whole(end));
+            let group = &inputs.groups[self.shape.group];
+            let blocks = (most * CHUNK).div_ceil(self.block_size);
+            let pairs = group.table(first)[..blocks].iter().zip(group.table(end));
+            let same = pairs.take_while(|(a, b)| a == b).count();
+            let chunks = most.min(same * self.block_size / CHUNK);
             if chunks == 0 {
                 break;
             }
-            (common, end) = (chunks, index + 1);
+            (common, end) = (chunks, end + 1);
         }
-        if end > first { (common, end) } else { (0, first + 1) }
+        (common, end)
     }
 
     /// Partial states that spans need which share their first chunks; 0 if there is nothing to share.

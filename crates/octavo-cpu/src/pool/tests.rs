@@ -115,3 +115,14 @@ fn a_dropped_pool_leaves_its_caller_unpinned() {
     .join()
     .unwrap();
 }
+
+#[test]
+fn threads_for_once_take_every_item_once() {
+    for threads in [0, 1, 2, 7] {
+        let taken: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+        for_each_once((0..100).collect(), threads, |index: usize| {
+            taken[index].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(taken.iter().all(|times| times.load(Ordering::Relaxed) == 1), "{threads} threads");
+    }
+}
