@@ -131,7 +131,7 @@ mod tests {
         (0..len)
             .map(|index| match special.get(index / 2) {
                 Some(value) if index % 2 == 0 => *value,
-                _ => f32::from_bits(random() as u32),
+                _ => f32::from_bits(random()),
             })
             .collect()
     }
