@@ -9,10 +9,8 @@ use std::{
     time::Instant,
 };
 
-use octavo_backend::{
-    Backend, BackendError, DecoderSpec, Footprint, Numerics, StepInputs, StepLimits, StepResult, WeightSource,
-};
-use octavo_benches::{series::Series, smollm2};
+use octavo_backend::{Backend, StepInputs};
+use octavo_benches::{around::Around, series::Series, smollm2};
 use octavo_cpu::{CpuBackend, CpuOptions, CpuPlan};
 use octavo_engine::{Engine, EngineConfig, RequestId, SamplingParams};
 use octavo_sched::{PrefixCaching, Request};
@@ -22,47 +20,20 @@ const STREAMS: usize = 8;
 const PROMPT: usize = 32;
 const DECODED: usize = 128;
 
-/// The CPU backend and the nanoseconds that its last step took.
-struct Timed {
-    backend: CpuBackend,
-    last: Arc<AtomicU64>,
-}
-
-impl Backend for Timed {
-    type Plan = CpuPlan;
-
-    fn load(
-        &self,
-        spec: &DecoderSpec,
-        weights: &mut dyn WeightSource,
-        limits: &StepLimits,
-    ) -> Result<CpuPlan, BackendError> {
-        self.backend.load(spec, weights, limits)
-    }
-
-    fn run(&mut self, plan: &mut CpuPlan, inputs: &StepInputs) -> Result<StepResult, BackendError> {
-        let start = Instant::now();
-        let result = self.backend.run(plan, inputs);
-        self.last.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        result
-    }
-
-    fn numerics(&self) -> Numerics {
-        self.backend.numerics()
-    }
-
-    fn footprint(&self, spec: &DecoderSpec, limits: &StepLimits) -> Footprint {
-        self.backend.footprint(spec, limits)
-    }
-}
-
 fn main() {
     let mut checkpoint = smollm2::open();
     let spec = checkpoint.config().spec.clone();
+    // Nanoseconds that the last step took inside the backend.
     let last = Arc::new(AtomicU64::new(0));
     let backend = CpuBackend::new(CpuOptions::default()).expect("a CPU backend");
-    let backend = Timed { backend, last: Arc::clone(&last) };
-    let mut engine = Engine::load(backend, &spec, &mut checkpoint, config()).expect("the model loads");
+    let inside = Arc::clone(&last);
+    let step = move |backend: &mut CpuBackend, plan: &mut CpuPlan, inputs: &StepInputs| {
+        let start = Instant::now();
+        let result = backend.run(plan, inputs);
+        inside.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        result
+    };
+    let mut engine = Engine::load(Around { backend, step }, &spec, &mut checkpoint, config()).expect("the model loads");
     let (mut medians, mut late, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..=TURNS {
         for stream in 0..STREAMS {

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use octavo_backend::{
-    Backend, BackendError, DecoderSpec, Footprint, Numerics, StepInputs, StepLimits, StepResult, WeightSource,
-};
-use octavo_benches::smollm2;
+use octavo_backend::{Backend, BackendError, StepInputs, StepResult};
+use octavo_benches::{around::Around, smollm2};
 use octavo_cpu::{CpuBackend, CpuOptions, CpuPlan};
 use octavo_engine::{Engine, EngineConfig};
 use octavo_sched::SchedulerStats;
@@ -14,53 +12,35 @@ use octavo_sched::SchedulerStats;
 use crate::usage::Usage;
 use crate::workload::Workload;
 
-/// The CPU backend, except that a draw which completes an output gives the token that ends it. So the engine learns of
-/// an end as it does with a real end-of-sequence token: when it is there.
-struct Ending {
-    backend: CpuBackend,
-    workload: Arc<Workload>,
-}
-
-impl Backend for Ending {
-    type Plan = CpuPlan;
-
-    fn load(
-        &self,
-        spec: &DecoderSpec,
-        weights: &mut dyn WeightSource,
-        limits: &StepLimits,
-    ) -> Result<CpuPlan, BackendError> {
-        self.backend.load(spec, weights, limits)
-    }
-
-    fn run(&mut self, plan: &mut CpuPlan, inputs: &StepInputs) -> Result<StepResult, BackendError> {
-        let mut result = self.backend.run(plan, inputs)?;
-        for (sample, sampled) in inputs.samples.iter().zip(&mut result.sampled) {
-            if let Ok(sampled) = sampled {
-                // The seed of each request is its place in the workload.
-                let (index, choice) = (sample.seed as usize, sample.choice as usize);
-                if let Some(logprobs) = sampled.logprobs.as_mut().filter(|_| self.workload.beams.is_some()) {
-                    logprobs.top = self.workload.following(index, sample.position as usize, &logprobs.top);
-                    continue;
-                }
-                sampled.token = self.workload.token(index, choice, sample.position as usize, sampled.token);
+/// Runs a step, except that a draw which completes an output gives the token that ends it. So the engine learns of an end as
+/// it does with a real end-of-sequence token: when it is there.
+fn end_as_known(
+    workload: &Workload,
+    backend: &mut CpuBackend,
+    plan: &mut CpuPlan,
+    inputs: &StepInputs,
+) -> Result<StepResult, BackendError> {
+    let mut result = backend.run(plan, inputs)?;
+    for (sample, sampled) in inputs.samples.iter().zip(&mut result.sampled) {
+        if let Ok(sampled) = sampled {
+            // The seed of each request is its place in the workload.
+            let (index, choice) = (sample.seed as usize, sample.choice as usize);
+            if let Some(logprobs) = sampled.logprobs.as_mut().filter(|_| workload.beams.is_some()) {
+                logprobs.top = workload.following(index, sample.position as usize, &logprobs.top);
+                continue;
             }
+            sampled.token = workload.token(index, choice, sample.position as usize, sampled.token);
         }
-        Ok(result)
     }
-
-    fn numerics(&self) -> Numerics {
-        self.backend.numerics()
-    }
-
-    fn footprint(&self, spec: &DecoderSpec, limits: &StepLimits) -> Footprint {
-        self.backend.footprint(spec, limits)
-    }
+    Ok(result)
 }
+
+/// Such a step.
+type KnownEnds = Box<dyn FnMut(&mut CpuBackend, &mut CpuPlan, &StepInputs) -> Result<StepResult, BackendError> + Send>;
 
 /// An engine that is served a workload.
 pub struct Served {
-    engine: Engine<Ending>,
+    engine: Engine<Around<KnownEnds>>,
 }
 
 impl Served {
@@ -70,8 +50,10 @@ impl Served {
         let spec = checkpoint.config().spec.clone();
         let workload = Arc::new(workload);
         let backend = CpuBackend::new(CpuOptions::default()).expect("a CPU backend");
-        let backend = Ending { backend, workload: Arc::clone(&workload) };
-        let mut engine = Engine::load(backend, &spec, &mut checkpoint, config).expect("the model loads");
+        let known = Arc::clone(&workload);
+        let step: KnownEnds = Box::new(move |backend, plan, inputs| end_as_known(&known, backend, plan, inputs));
+        let mut engine =
+            Engine::load(Around { backend, step }, &spec, &mut checkpoint, config).expect("the model loads");
         for index in 0..workload.jobs.len() {
             engine.add(workload.request(index)).expect("a request that fits");
         }

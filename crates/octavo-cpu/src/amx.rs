@@ -270,28 +270,20 @@ mod unit {
 
     impl IntegerTiles {
         /// Products in tiles 0 and 1, activations in 4, weights in 6.
-        const fn configuration(activation_rows: u8) -> Configuration {
-            let (mut row_bytes, mut rows) = ([64; 16], [0; 16]);
-            (rows[0], rows[1], rows[4], rows[6]) = (activation_rows, activation_rows, activation_rows, 8);
-            row_bytes[4] = STEP_COLUMNS as u16;
-            let mut tile = 0;
-            while tile < 16 {
-                if rows[tile] == 0 {
-                    row_bytes[tile] = 0;
-                }
-                tile += 1;
-            }
+        const CONFIGURATION: Configuration = {
+            let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+            (row_bytes[0], row_bytes[1], row_bytes[4], row_bytes[6]) = (64, 64, STEP_COLUMNS as u16, 64);
+            (rows[0], rows[1], rows[4], rows[6]) = (TILE_ROWS as u8, TILE_ROWS as u8, TILE_ROWS as u8, 8);
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
-        }
+        };
 
-        /// Configures the registers of the calling thread for products of 1 to 16 rows.
+        /// Configures the registers of the calling thread for products of 16 rows.
         ///
         /// # Safety
         /// The unit [is supported](super::is_supported), and this thread has no other tiles.
-        pub unsafe fn configure(rows: usize) -> IntegerTiles {
-            debug_assert!((1..=TILE_ROWS).contains(&rows));
+        pub unsafe fn configure() -> IntegerTiles {
             // SAFETY: by the contract; the configuration is valid.
-            IntegerTiles(unsafe { Registers::configure(&IntegerTiles::configuration(rows as u8)) })
+            IntegerTiles(unsafe { Registers::configure(&IntegerTiles::CONFIGURATION) })
         }
 
         /// Writes the products of 32 columns, `[row][16 outputs]`; the next call may go through the `OTHER` registers to
@@ -300,7 +292,7 @@ mod unit {
         /// Rows of activations are `stride` bytes apart; weights are `[column / 4][output][4]`. Both are signed.
         ///
         /// # Safety
-        /// 32 bytes are readable at each configured row, 512 at the weights, and 64 are writable for each row at `to`.
+        /// 32 bytes are readable at each of 16 rows, 512 at the weights, and 1024 are writable at `to`.
         #[inline(always)]
         pub unsafe fn multiply<const OTHER: bool>(
             &self,

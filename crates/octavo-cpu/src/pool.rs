@@ -176,6 +176,7 @@ impl Worker<'_> {
 /// Goes through items once with up to `threads` threads that end with them: at load, when there is no pool yet. Threads that
 /// the system refuses are done without.
 pub fn for_each_once<T: Send>(items: Vec<T>, threads: usize, body: impl Fn(T) + Sync) {
+    let threads = threads.min(items.len());
     let items = Mutex::new(items.into_iter());
     let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {

@@ -51,7 +51,7 @@ pub(super) fn worthwhile(rows: usize) -> usize {
 /// As [`super::run`], for a part with 8-bit activations.
 pub(super) unsafe fn run(format: WeightFormat, tiles: Range<usize>, rows: usize, job: impl Fn(usize) -> TileJob) {
     // SAFETY: the caller's.
-    let unit = unsafe { IntegerTiles::configure(rows.min(TILE_ROWS)) };
+    let unit = unsafe { IntegerTiles::configure() };
     WIDENED.with_borrow_mut(|widened| {
         for tile in tiles {
             let job = job(tile);
@@ -79,36 +79,36 @@ pub(super) unsafe fn run(format: WeightFormat, tiles: Range<usize>, rows: usize,
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply<W: Grouped>(unit: &IntegerTiles, job: &TileJob, rows: usize, widened: &mut [Wide]) {
     for first in (0..rows).step_by(ROW_BLOCK) {
+        let count = ROW_BLOCK.min(rows - first);
         // SAFETY: the caller's.
         unsafe {
-            match (rows - first > ROW_BLOCK / 2, first == 0) {
-                (false, false) => multiply_block::<W, { ROW_BLOCK / 2 }, false>(unit, job, first, rows, widened),
-                (false, true) => multiply_block::<W, { ROW_BLOCK / 2 }, true>(unit, job, first, rows, widened),
-                (true, false) => multiply_block::<W, ROW_BLOCK, false>(unit, job, first, rows, widened),
-                (true, true) => multiply_block::<W, ROW_BLOCK, true>(unit, job, first, rows, widened),
+            match first {
+                0 => multiply_block::<W, true>(unit, job, first, count, widened),
+                _ => multiply_block::<W, false>(unit, job, first, count, widened),
             }
         }
     }
 }
 
-/// One tile for one block of at most `M` rows; the weights are widened on the way if they are `NEW`.
+/// One tile for the block of rows from `first` on, of which `count` exist; the weights are widened on the way if they are
+/// `NEW`.
 ///
 /// # Safety
 /// As [`multiply`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply_block<W: Grouped, const M: usize, const NEW: bool>(
+unsafe fn multiply_block<W: Grouped, const NEW: bool>(
     unit: &IntegerTiles,
     job: &TileJob,
     first: usize,
-    rows: usize,
+    count: usize,
     widened: &mut [Wide],
 ) {
     let groups = widened.len();
     let widened = widened.as_mut_ptr();
     let mut products = [const { MaybeUninit::<Products>::uninit() }; 2];
     let places = products.each_mut().map(|place| place.as_mut_ptr().cast::<i32>());
-    let mut sums = [_mm512_setzero_ps(); M];
+    let mut sums = [_mm512_setzero_ps(); ROW_BLOCK];
     // SAFETY: the caller's: groups lie in their tile and block of rows.
     unsafe {
         let simd = Avx512::new_unchecked();
@@ -148,7 +148,7 @@ unsafe fn multiply_block<W: Grouped, const M: usize, const NEW: bool>(
                 }
             }
         }
-        for (row, sum) in sums.into_iter().enumerate().take(rows - first) {
+        for (row, sum) in sums.into_iter().enumerate().take(count) {
             super::store(job, first + row, sum);
         }
     }
