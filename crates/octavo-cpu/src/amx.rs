@@ -20,7 +20,7 @@ pub fn is_supported() -> bool {
 }
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) use unit::{AttentionTiles, IntegerTiles, STEP_COLUMNS, TILE_ROWS, Tiles};
+pub(crate) use unit::{AttentionTiles, IntegerAttentionTiles, IntegerTiles, STEP_COLUMNS, TILE_ROWS, Tiles};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod unit {
@@ -125,11 +125,14 @@ mod unit {
 
     macro_rules! multiply {
         ($index:expr, $a:literal, $b:literal) => {
+            multiply!("tdpbf16ps", $index, $a, $b)
+        };
+        ($operation:literal, $index:expr, $a:literal, $b:literal) => {
             match $index {
-                0 => asm!(concat!("tdpbf16ps tmm0, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
-                1 => asm!(concat!("tdpbf16ps tmm1, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
-                2 => asm!(concat!("tdpbf16ps tmm2, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
-                _ => asm!(concat!("tdpbf16ps tmm3, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
+                0 => asm!(concat!($operation, " tmm0, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
+                1 => asm!(concat!($operation, " tmm1, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
+                2 => asm!(concat!($operation, " tmm2, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
+                _ => asm!(concat!($operation, " tmm3, ", $a, ", ", $b), options(nostack, preserves_flags, nomem)),
             }
         };
     }
@@ -404,6 +407,119 @@ mod unit {
         /// 64 bytes are writable at each row.
         #[inline(always)]
         pub unsafe fn store<const INDEX: usize>(&self, to: *mut f32, stride: usize) {
+            // SAFETY: by the contract.
+            unsafe {
+                match INDEX {
+                    0 => store!("tmm0", to, stride),
+                    1 => store!("tmm1", to, stride),
+                    2 => store!("tmm2", to, stride),
+                    _ => store!("tmm3", to, stride),
+                }
+            }
+        }
+    }
+
+    /// The tile registers as attention over 8-bit keys and values uses them; otherwise as [`AttentionTiles`].
+    pub struct IntegerAttentionTiles {
+        registers: Registers,
+        dimensions: usize,
+    }
+
+    impl IntegerAttentionTiles {
+        /// Sums in tiles 0 to 3, queries in 4, keys in 5, weights in 6, values in 7.
+        const fn configuration(rows: u8, dimensions: usize) -> Configuration {
+            let (mut row_bytes, mut tile_rows) = ([0; 16], [0; 16]);
+            let mut tile = 0;
+            while tile < 8 {
+                row_bytes[tile] = 64;
+                tile_rows[tile] = rows;
+                tile += 1;
+            }
+            row_bytes[4] = dimensions as u16;
+            tile_rows[5] = (dimensions / 4) as u8;
+            row_bytes[6] = 16;
+            tile_rows[7] = 4;
+            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows: tile_rows }
+        }
+
+        /// Configures the registers of the calling thread for 1 to 16 rows of queries; the head size is a multiple of 32.
+        ///
+        /// # Safety
+        /// The unit [is supported](super::is_supported), and this thread has no other tiles.
+        pub unsafe fn configure(rows: usize, head_size: usize) -> IntegerAttentionTiles {
+            debug_assert!((1..=TILE_ROWS).contains(&rows));
+            let dimensions = if head_size.is_multiple_of(64) { 64 } else { 32 };
+            // SAFETY: by the contract; the configuration is valid.
+            let registers = unsafe {
+                Registers::configure(&IntegerAttentionTiles::configuration(rows as u8, dimensions))
+            };
+            IntegerAttentionTiles { registers, dimensions }
+        }
+
+        /// Dimensions that are multiplied at once.
+        pub fn dimensions(&self) -> usize {
+            self.dimensions
+        }
+
+        /// Clears the four sums.
+        #[inline(always)]
+        pub fn clear(&self) {
+            self.registers.clear();
+        }
+
+        /// Loads some dimensions of a plane of the queries, signed bytes, rows `stride` bytes apart.
+        ///
+        /// # Safety
+        /// [`IntegerAttentionTiles::dimensions`] bytes are readable at each row.
+        #[inline(always)]
+        pub unsafe fn load_queries(&self, from: *const u8, stride: usize) {
+            // SAFETY: by the contract.
+            unsafe { load!("tmm4", from, stride) };
+        }
+
+        /// Adds the products with as many dimensions of 16 keys, unsigned bytes `[dimensions / 4][16][4]`, to sum `INDEX`.
+        ///
+        /// # Safety
+        /// The keys are readable.
+        #[inline(always)]
+        pub unsafe fn add_scores<const INDEX: usize>(&self, keys: *const u8) {
+            // SAFETY: by the contract.
+            unsafe {
+                load!("tmm5", keys, 64usize);
+                multiply!("tdpbsud", INDEX, "tmm4", "tmm5");
+            }
+        }
+
+        /// Loads a plane of the weights of 16 positions, unsigned bytes, rows `stride` bytes apart.
+        ///
+        /// # Safety
+        /// 16 bytes are readable at each row.
+        #[inline(always)]
+        pub unsafe fn load_weights(&self, from: *const u8, stride: usize) {
+            // SAFETY: by the contract.
+            unsafe { load!("tmm6", from, stride) };
+        }
+
+        /// Adds the products with 16 dimensions of 16 values, signed bytes `[4][16][4]`, fours of positions `stride` bytes
+        /// apart, to sum `INDEX`.
+        ///
+        /// # Safety
+        /// 64 bytes are readable at each four.
+        #[inline(always)]
+        pub unsafe fn add_values<const INDEX: usize>(&self, values: *const u8, stride: usize) {
+            // SAFETY: by the contract.
+            unsafe {
+                load!("tmm7", values, stride);
+                multiply!("tdpbusd", INDEX, "tmm6", "tmm7");
+            }
+        }
+
+        /// Writes 16 columns of sum `INDEX`, rows `stride` bytes apart.
+        ///
+        /// # Safety
+        /// 64 bytes are writable at each row.
+        #[inline(always)]
+        pub unsafe fn store<const INDEX: usize>(&self, to: *mut i32, stride: usize) {
             // SAFETY: by the contract.
             unsafe {
                 match INDEX {

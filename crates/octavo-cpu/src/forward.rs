@@ -225,11 +225,10 @@ impl Step<'_> {
             for index in 0..shape.num_heads {
                 let query = heads(index);
                 kernels.rotate(query, cosines, sines);
-                let at = (row * shape.num_heads + index) * head_size;
+                let (memory, buffers) = (&self.plan.memory, &self.plan.buffers.attention);
+                let at = row * shape.num_heads + index;
                 // SAFETY: as above.
-                let rounded =
-                    unsafe { self.plan.memory.write(self.plan.buffers.attention.queries, at..at + head_size) };
-                kernels.to_bf16(query, scale, rounded);
+                unsafe { buffers.write_query(memory, kernels, layer.kind(), at, query, scale) };
             }
             for kv_head in 0..shape.num_kv_heads {
                 let key = heads(shape.num_heads + kv_head);

@@ -15,7 +15,15 @@ pub struct HeadKernels {
     rotate: unsafe fn(*mut f32, *const f32, *const f32, usize),
     to_bf16: unsafe fn(*const f32, f32, *mut u16, usize),
     to_codes: unsafe fn(*const f32, f32, *mut i8, usize),
+    to_planes: unsafe fn(*const f32, f32, *mut i8, usize) -> [f32; 2],
 }
+
+/// Bits of the lower plane of codes in two bytes: `code = 64 * high + low`. The higher one is in -64..=64, so that products with
+/// bytes of up to 255 fit in 16 bits by twos.
+pub(crate) const PLANE_BITS: u32 = 6;
+
+/// The largest code of a query.
+const LARGEST_CODE: f32 = 4095.0;
 
 impl HeadKernels {
     /// The kernels for `isa`.
@@ -23,7 +31,7 @@ impl HeadKernels {
     /// # Panics
     /// If this machine lacks it.
     pub fn new(isa: Isa) -> HeadKernels {
-        HeadKernels { rotate: rotate_kernel(isa), to_bf16: bf16_kernel(isa), to_codes: codes_kernel(isa) }
+        HeadKernels { rotate: rotate_kernel(isa), to_bf16: bf16_kernel(isa), to_codes: codes_kernel(isa), to_planes: planes_kernel(isa) }
     }
 
     /// Rotates the first `2 * cosines.len()` elements of one head in place, the two halves paired; the rest stays.
@@ -60,12 +68,26 @@ impl HeadKernels {
         // SAFETY: as many elements are there.
         unsafe { (self.to_codes)(values.as_ptr(), inverse, codes.as_mut_ptr(), values.len()) }
     }
+
+    /// Rounds `value * scale` of every value to codes in -4095..=4095; returns what they are to be multiplied by, and their
+    /// sum. Codes are parted in two planes, `[2][values.len()]`, higher parts first.
+    ///
+    /// Values are zeros if the largest is below [`SMALLEST_KV`]; if one is not finite, the factor is not and codes are zeros.
+    ///
+    /// # Panics
+    /// If the planes do not have two bytes for each value, or there are values that are no multiple of 16.
+    pub fn to_planes(&self, values: &[f32], scale: f32, planes: &mut [i8]) -> [f32; 2] {
+        assert!(2 * values.len() == planes.len() && values.len().is_multiple_of(LANES));
+        // SAFETY: as many elements are there.
+        unsafe { (self.to_planes)(values.as_ptr(), scale, planes.as_mut_ptr(), values.len()) }
+    }
 }
 
 simd_shells! {
     fn rotate_kernel[][] = rotate(head: *mut f32, cosines: *const f32, sines: *const f32, pairs: usize);
     fn bf16_kernel[][] = to_bf16(values: *const f32, scale: f32, rounded: *mut u16, len: usize);
     fn codes_kernel[][] = to_codes(values: *const f32, inverse: f32, codes: *mut i8, len: usize);
+    fn planes_kernel[][] = to_planes(values: *const f32, scale: f32, planes: *mut i8, len: usize) -> [f32; 2];
 }
 
 /// # Safety
@@ -112,6 +134,35 @@ unsafe fn to_codes<S: Simd>(simd: S, values: *const f32, inverse: f32, codes: *m
             let value = simd.mul(simd.load(values.add(at)), simd.splat(inverse));
             simd.store_i8(codes.add(at), simd.round_to_int(value));
         }
+    }
+}
+
+/// # Safety
+/// `len` values, a multiple of 16, and twice as many bytes.
+#[inline(always)]
+unsafe fn to_planes<S: Simd>(simd: S, values: *const f32, scale: f32, planes: *mut i8, len: usize) -> [f32; 2] {
+    // SAFETY: by the contract.
+    unsafe {
+        let mut most = simd.splat_int(0);
+        for at in (0..len).step_by(LANES) {
+            let value = simd.mul(simd.load(values.add(at)), simd.splat(scale));
+            most = simd.max_int(simd.magnitude_bits(value), most);
+        }
+        let largest = f32::from_bits(simd.fold_max_int(most) as u32);
+        if largest < SMALLEST_KV || !largest.is_finite() {
+            std::ptr::write_bytes(planes, 0, 2 * len);
+            return [if largest < SMALLEST_KV { 0.0 } else { largest }, 0.0];
+        }
+        let inverse = LARGEST_CODE / largest;
+        let (low_bits, mut sum) = (simd.splat_int((1 << PLANE_BITS) - 1), simd.splat_int(0));
+        for at in (0..len).step_by(LANES) {
+            let value = simd.mul(simd.load(values.add(at)), simd.splat(scale));
+            let code = simd.round_to_int(simd.mul(value, simd.splat(inverse)));
+            sum = simd.add_int(sum, code);
+            simd.store_i8(planes.add(at), simd.shift_down(code, PLANE_BITS));
+            simd.store_i8(planes.add(len + at), simd.and(code, low_bits));
+        }
+        [largest * (1.0 / LARGEST_CODE), simd.fold_int(sum) as f32]
     }
 }
 
@@ -197,6 +248,36 @@ mod tests {
                 let mut codes = [1; 16];
                 kernels.to_codes(&head, kv_scale(&head).0, &mut codes);
                 assert_eq!(codes, [0; 16], "{isa}, {}", head[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn planes_hold_the_nearest_codes() {
+        let mut random = random_bits(6);
+        for isa in Isa::supported() {
+            let kernels = HeadKernels::new(isa);
+            for step in 0..300 {
+                let largest = 1.0 + step as f32 / 256.0;
+                let mut head: Vec<f32> = (0..64).map(|_| random() as i32 as f32 / 2f32.powi(31) * largest).collect();
+                head[9] = -largest;
+                let mut planes = [1; 128];
+                let [factor, sum] = kernels.to_planes(&head, 0.125, &mut planes);
+                let codes: Vec<i32> = (0..64).map(|i| 64 * i32::from(planes[i]) + i32::from(planes[64 + i])).collect();
+                assert!((-64..64).contains(&planes[9]) && planes[64..].iter().all(|low| (0..64).contains(low)));
+                assert_eq!((codes[9], codes.iter().sum::<i32>()), (-4095, sum as i32), "{isa}");
+                assert_eq!(factor, largest * 0.125 * (1.0 / 4095.0), "{isa}");
+                for (code, x) in codes.iter().zip(&head) {
+                    let exact = f64::from(*x) / f64::from(largest) * 4095.0;
+                    assert!((f64::from(*code) - exact).abs() < 0.501, "{isa}: {code} for {exact}");
+                }
+            }
+            for (value, factor) in [(0.0, 0.0), (1e-13, 0.0), (f32::INFINITY, f32::INFINITY), (f32::NAN, f32::NAN)] {
+                let (mut head, mut planes) = ([0.5; 16], [1; 32]);
+                head[if value < 1.0 { 0..16 } else { 3..4 }].fill(value);
+                let [found, sum] = kernels.to_planes(&head, 1.0, &mut planes);
+                assert!(found.to_bits() == factor.to_bits() || (found.is_nan() && factor.is_nan()), "{isa}: {found}");
+                assert_eq!((sum, planes), (0.0, [0; 32]), "{isa}: {value}");
             }
         }
     }

@@ -3,12 +3,12 @@
 //! A layer is an array of blocks; a block holds, for each KV head, sub-blocks of 16 tokens, a sub-block its keys and
 //! then its values:
 //!
-//! - keys `[head_size / 2][16 tokens][2]`: one 64-byte load has the same two dimensions of 16 tokens;
-//! - values `[8 pairs of tokens][head_size][2]`: one 64-byte load has 16 dimensions of two neighbouring tokens.
+//! - keys `[head_size / n][16 tokens][n]`: one 64-byte load has the same `n` dimensions of 16 tokens;
+//! - values `[16 / n][head_size][n tokens]`: one 64-byte load has 16 dimensions of `n` neighbouring tokens.
 //!
-//! Both feed a pairwise dot product whose other operand is one broadcast pair. In 8 bits an element is a signed code, and
-//! the scales of the 16 keys, then those of the 16 values follow as bfloat16; codes become bfloat16, which holds them
-//! exactly, before they are used.
+//! Both feed a dot product of lanes of 4 bytes, `n = 2` bfloat16 or `n = 4` codes, whose other operand is one broadcast
+//! lane. In 8 bits values are signed codes and keys have 128 added to them; the scales of the 16 keys, then those of the 16
+//! values follow as bfloat16.
 
 use half::bf16;
 use octavo_backend::{BackendError, BlockCopy, DecoderSpec, KvType, StepLimits, numerics::kv_scale};
@@ -112,8 +112,8 @@ impl KvLayer<'_> {
         self.shape.kind
     }
 
-    /// The keys of 16 tokens, `[head_size / 2][16][2]`, followed by their values, `[8][head_size][2]`, and with 8-bit
-    /// elements by the scales of keys and values, `[2][16]`.
+    /// The keys of 16 tokens, followed by their values, and with 8-bit elements by the scales of keys and values, `[2][16]`;
+    /// the module says how they lie.
     ///
     /// `slot` is the first token's place in the block, a multiple of 16.
     ///
@@ -152,42 +152,47 @@ impl KvLayer<'_> {
                 let scales: *mut bf16 = start.add(2 * self.shape.elements()).cast();
                 scales.add(token).write(key_scale);
                 scales.add(SUB_BLOCK + token).write(value_scale);
-                let codes = |x: &[f32], inverse: f32, to: &mut [i8]| kernels.to_codes(x, inverse, to);
-                self.scatter(start.cast(), token, (key, key_inverse), (value, value_inverse), codes);
+                let biased = |x: &[f32], to: &mut [i8]| {
+                    kernels.to_codes(x, key_inverse, to);
+                    to.iter_mut().for_each(|code| *code ^= i8::MIN);
+                };
+                let signed = |x: &[f32], to: &mut [i8]| kernels.to_codes(x, value_inverse, to);
+                self.scatter::<i8, 4>(start.cast(), token, (key, biased), (value, signed));
             } else {
-                let round = |x: &[f32], scale: f32, to: &mut [u16]| kernels.to_bf16(x, scale, to);
-                self.scatter(start.cast(), token, (key, 1.0), (value, 1.0), round);
+                let round = |x: &[f32], to: &mut [u16]| kernels.to_bf16(x, 1.0, to);
+                self.scatter::<u16, 2>(start.cast(), token, (key, round), (value, round));
             }
         }
     }
 
+    /// Rounds and places a key and a value, `N` elements of a head in each lane.
+    ///
     /// # Safety
     /// As [`KvLayer::write`]; `start` is a sub-block with elements of type `T`.
-    unsafe fn scatter<T: Copy + Default>(
+    unsafe fn scatter<T: Copy + Default, const N: usize>(
         &self,
         start: *mut T,
         token: usize,
-        key: (&[f32], f32),
-        value: (&[f32], f32),
-        round: impl Fn(&[f32], f32, &mut [T]),
+        key: (&[f32], impl Fn(&[f32], &mut [T])),
+        value: (&[f32], impl Fn(&[f32], &mut [T])),
     ) {
         let mut rounded = [T::default(); SCATTERED];
-        for (index, key_part) in key.0.chunks(SCATTERED).enumerate() {
-            let rounded = &mut rounded[..key_part.len()];
-            round(key_part, key.1, rounded);
-            for (pair, rounded) in rounded.as_chunks::<2>().0.iter().enumerate() {
-                let pair = index * SCATTERED / 2 + pair;
-                // SAFETY: pair < head_size / 2 and token < 16 stay inside the keys of this sub-block.
-                unsafe { start.add((pair * SUB_BLOCK + token) * 2).cast::<[T; 2]>().write(*rounded) };
+        for (index, part) in key.0.chunks(SCATTERED).enumerate() {
+            let rounded = &mut rounded[..part.len()];
+            key.1(part, rounded);
+            for (lane, rounded) in rounded.as_chunks::<N>().0.iter().enumerate() {
+                let lane = index * SCATTERED / N + lane;
+                // SAFETY: lane < head_size / N and token < 16 stay inside the keys of this sub-block.
+                unsafe { start.add((lane * SUB_BLOCK + token) * N).cast::<[T; N]>().write(*rounded) };
             }
         }
-        let values = self.shape.elements() + (token / 2) * self.shape.head_size * 2 + token % 2;
-        for (index, value_part) in value.0.chunks(SCATTERED).enumerate() {
-            let rounded = &mut rounded[..value_part.len()];
-            round(value_part, value.1, rounded);
+        let values = self.shape.elements() + (token / N) * self.shape.head_size * N + token % N;
+        for (index, part) in value.0.chunks(SCATTERED).enumerate() {
+            let rounded = &mut rounded[..part.len()];
+            value.1(part, rounded);
             for (dimension, rounded) in rounded.iter().enumerate() {
                 // SAFETY: inside the values of this sub-block.
-                unsafe { start.add(values + (index * SCATTERED + dimension) * 2).write(*rounded) };
+                unsafe { start.add(values + (index * SCATTERED + dimension) * N).write(*rounded) };
             }
         }
     }

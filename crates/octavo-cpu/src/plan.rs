@@ -155,6 +155,7 @@ impl Sizes {
             }
             shape_of_layer.push(known);
             sizes.head_size = sizes.head_size.max(shape.head_size);
+            sizes.num_heads = sizes.num_heads.max(shape.num_heads);
             sizes.width = sizes.width.max(shape.num_heads * shape.head_size);
             sizes.partials = sizes.partials.max(AttentionSchedule::partials(&shape, limits));
             widest = widest.max(layer.attention.qkv_rows());

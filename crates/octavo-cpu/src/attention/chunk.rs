@@ -8,6 +8,11 @@
 //! - values: for each 16 positions, the even and the odd ones in the same way; added to the group's sum. Then
 //!   `output = fma(output, change, sum)`, where `change` takes the output so far to the new largest score.
 //!
+//! With keys and values in 8 bits, sums are those of integers, which are exact:
+//! - scores: `(dot * query's factor) * key's scale`, where queries are codes of 13 bits ([`crate::heads`]);
+//! - values: probabilities times the values' scales become codes of 13 bits, of which the group's largest is the last;
+//!   `output = fma(output, change, dot * factor)`.
+//!
 //! Invariant (row invariance): what is computed for a row, and in which order, follows from its own range of positions.
 //! The other rows of its tile only share loads with it, and the kernels of vector registers and of a matrix unit give the same
 //! bits, since nothing is ever subnormal ([`octavo_backend::numerics::SMALLEST_KV`]). Adding a product with a probability of 0 changes no bit, since no
@@ -15,9 +20,8 @@
 
 use std::ops::Range;
 
-use octavo_backend::KvType;
-
 use crate::{
+    heads::PLANE_BITS,
     kv::{KvLayer, SUB_BLOCK},
     simd::{LANES, Simd, exp, exp_from, first_lanes},
 };
@@ -40,6 +44,9 @@ pub(super) const SCORED_DIMENSIONS: usize = 32;
 /// [`octavo_backend::numerics::SMALLEST_KV`].
 const LEAST_SCORE: f32 = -27.5;
 
+/// The largest code of a probability times the scale of a value.
+const LARGEST_CODE: f32 = 8191.0;
+
 /// Rows of the largest tile.
 pub const MAX_TILE: usize = 16;
 
@@ -55,6 +62,8 @@ pub struct ChunkTask<'a> {
     pub rows: usize,
     /// Queries, scaled and rounded, in the kernel's own layout.
     pub queries: *const f32,
+    /// Of queries in 8-bit planes: what the codes are to be multiplied by, and their sums.
+    pub query_scales: [[f32; 2]; MAX_TILE],
     /// The positions that each row sees in this chunk; a range may be empty.
     pub visible: [Range<usize>; MAX_TILE],
     /// Where the rows' states go, `[rows][state_len]`.
@@ -63,7 +72,7 @@ pub struct ChunkTask<'a> {
     pub following: [*const u16; SUB_BLOCKS],
     /// Space for the weighted values of a group, `[rows][head_size]`.
     pub sums: *mut f32,
-    /// Space for a group's keys and values in bfloat16, `[4][2 * 16 * head_size]`.
+    /// Space for a copy of a group's keys and values in bfloat16, `[4][2 * 16 * head_size]`.
     pub copies: *mut u16,
 }
 
@@ -73,6 +82,10 @@ pub(super) struct Rows<S: Simd> {
     pub scores: [[f32; GROUP]; MAX_TILE],
     /// The same probabilities in 16 bits, where a kernel asks for them.
     pub probabilities: [[u16; GROUP]; MAX_TILE],
+    /// With 8-bit values instead of these: probabilities times the values' scales, as codes in two planes, higher parts first.
+    pub planes: [[[u8; GROUP]; 2]; MAX_TILE],
+    /// What the codes are to be multiplied by.
+    pub factors: [f32; MAX_TILE],
     /// The largest scores so far.
     pub largest: [f32; MAX_TILE],
     /// The sums of probabilities so far.
@@ -83,6 +96,26 @@ pub(super) struct Rows<S: Simd> {
 pub(super) struct Scales {
     pub keys: [f32; GROUP],
     pub values: [f32; GROUP],
+}
+
+impl Scales {
+    /// Collects those of some sub-blocks; those of others are zeros.
+    ///
+    /// # Safety
+    /// The pointers are sub-blocks of an 8-bit cache or null, and nobody writes them.
+    #[inline(always)]
+    pub unsafe fn of<S: Simd>(simd: S, sub_blocks: &[*const u16; SUB_BLOCKS], head_size: usize) -> Scales {
+        let mut scales = Scales { keys: [0.0; GROUP], values: [0.0; GROUP] };
+        for (index, pointer) in sub_blocks.iter().enumerate().filter(|(_, pointer)| !pointer.is_null()) {
+            // SAFETY: by the contract: a sub-block has 32 codes for each dimension, then the scales.
+            unsafe {
+                let found = pointer.add(SUB_BLOCK * head_size);
+                simd.store(scales.keys.as_mut_ptr().add(index * SUB_BLOCK), simd.load_bf16(found));
+                simd.store(scales.values.as_mut_ptr().add(index * SUB_BLOCK), simd.load_bf16(found.add(SUB_BLOCK)));
+            }
+        }
+        scales
+    }
 }
 
 /// One softmax group: 64 positions.
@@ -142,39 +175,6 @@ impl ChunkTask<'_> {
     }
 }
 
-/// Turns the codes of a group into bfloat16, which holds them exactly, and collects their scales; the pointers then lead
-/// to the copies. What comes next is fetched ahead.
-///
-/// # Safety
-/// The pointers are sub-blocks of the cache or null, and nobody writes them; the elements are 8-bit codes.
-#[inline(always)]
-pub(super) unsafe fn widen<S: Simd>(
-    simd: S,
-    task: &ChunkTask<'_>,
-    sub_blocks: &mut [*const u16; SUB_BLOCKS],
-    next: &[*const u16; SUB_BLOCKS],
-    scales: &mut Scales,
-) {
-    let elements = 2 * SUB_BLOCK * task.layer.head_size();
-    for (index, (pointer, next)) in sub_blocks.iter_mut().zip(next).enumerate() {
-        if pointer.is_null() {
-            continue;
-        }
-        // SAFETY: a sub-block has as many codes and then the scales of 16 keys and of 16 values.
-        unsafe {
-            let (from, to) = (pointer.cast::<i8>(), task.copies.add(index * elements));
-            for at in (0..elements).step_by(2 * LANES) {
-                simd.prefetch(next.cast::<u8>().wrapping_add(at));
-                simd.widen_codes(from.add(at), to.add(at));
-            }
-            let found: *const u16 = from.add(elements).cast();
-            simd.store(scales.keys.as_mut_ptr().add(index * SUB_BLOCK), simd.load_bf16(found));
-            simd.store(scales.values.as_mut_ptr().add(index * SUB_BLOCK), simd.load_bf16(found.add(SUB_BLOCK)));
-            *pointer = to;
-        }
-    }
-}
-
 /// What the rows of a tile see of the group at `start`.
 #[inline(always)]
 pub(super) fn visible_in_group(visible: &[Range<usize>; MAX_TILE], start: usize) -> [Range<usize>; MAX_TILE] {
@@ -220,6 +220,8 @@ impl<S: Simd> Rows<S> {
         Rows {
             scores: [[0.0; GROUP]; MAX_TILE],
             probabilities: [[0; GROUP]; MAX_TILE],
+            planes: [[[0; GROUP]; 2]; MAX_TILE],
+            factors: [0.0; MAX_TILE],
             largest: [f32::NEG_INFINITY; MAX_TILE],
             totals: [simd.splat(0.0); MAX_TILE],
         }
@@ -235,14 +237,49 @@ impl<S: Simd> Rows<S> {
         simd: S,
         rows: usize,
         visible: &[Range<usize>; MAX_TILE],
-        scales: Option<&Scales>,
     ) -> [f32; MAX_TILE] {
+        let changes = self.rescale(simd, rows, visible);
+        for row in 0..rows {
+            match seen(&visible[row]) {
+                Seen::Nothing if WORDS => self.probabilities[row] = [0; GROUP],
+                Seen::Nothing => {}
+                Seen::All => self.exponentiate::<WORDS, false>(simd, row, changes[row], &visible[row]),
+                Seen::Some => self.exponentiate::<WORDS, true>(simd, row, changes[row], &visible[row]),
+            }
+        }
+        changes
+    }
+
+    /// As [`Rows::softmax`], but what becomes of the scores are the planes of the probabilities times the scales of the
+    /// values, and the factors on these.
+    #[inline(always)]
+    pub fn weigh(
+        &mut self,
+        simd: S,
+        rows: usize,
+        visible: &[Range<usize>; MAX_TILE],
+        scales: &Scales,
+    ) -> [f32; MAX_TILE] {
+        let changes = self.rescale(simd, rows, visible);
+        for row in 0..rows {
+            match seen(&visible[row]) {
+                Seen::Nothing => (self.planes[row], self.factors[row]) = ([[0; GROUP]; 2], 0.0),
+                Seen::All => self.weights::<false>(simd, row, changes[row], &visible[row], scales),
+                Seen::Some => self.weights::<true>(simd, row, changes[row], &visible[row], scales),
+            }
+        }
+        changes
+    }
+
+    /// Finds the largest scores, those of this group included; returns the factors on what was summed before.
+    #[inline(always)]
+    fn rescale(&mut self, simd: S, rows: usize, visible: &[Range<usize>; MAX_TILE]) -> [f32; MAX_TILE] {
         let mut changes = [0.0f32; MAX_TILE];
         for row in 0..rows {
             let most = match seen(&visible[row]) {
                 Seen::Nothing => continue,
-                Seen::All => self.largest_of::<false>(simd, row, &visible[row], scales),
-                Seen::Some => self.largest_of::<true>(simd, row, &visible[row], scales),
+                Seen::All => self.largest_of::<false>(simd, row, &visible[row]),
+                Seen::Some => self.largest_of::<true>(simd, row, &visible[row]),
             };
             changes[row] = self.largest[row] - most;
             self.largest[row] = most;
@@ -252,26 +289,12 @@ impl<S: Simd> Rows<S> {
             let factors = exp(simd, simd.load(changes.as_ptr()));
             simd.store(changes.as_mut_ptr(), factors);
         }
-        for row in 0..rows {
-            match seen(&visible[row]) {
-                Seen::Nothing if WORDS => self.probabilities[row] = [0; GROUP],
-                Seen::Nothing => {}
-                Seen::All => self.exponentiate::<WORDS, false>(simd, row, changes[row], &visible[row], scales),
-                Seen::Some => self.exponentiate::<WORDS, true>(simd, row, changes[row], &visible[row], scales),
-            }
-        }
         changes
     }
 
     /// The largest score so far, those of this group included.
     #[inline(always)]
-    fn largest_of<const MASKED: bool>(
-        &mut self,
-        simd: S,
-        row: usize,
-        visible: &Range<usize>,
-        scales: Option<&Scales>,
-    ) -> f32 {
+    fn largest_of<const MASKED: bool>(&self, simd: S, row: usize, visible: &Range<usize>) -> f32 {
         let nothing = simd.splat(f32::NEG_INFINITY);
         let mut most = simd.splat(self.largest[row]);
         for index in 0..SUB_BLOCKS {
@@ -279,15 +302,7 @@ impl<S: Simd> Rows<S> {
                 continue;
             }
             // SAFETY: in bounds; what was not scored is masked.
-            let mut scores = unsafe {
-                let place = self.scores[row].as_mut_ptr().add(index * LANES);
-                let mut scores = simd.load(place);
-                if let Some(scales) = scales {
-                    scores = simd.mul(scores, simd.load(scales.keys.as_ptr().add(index * LANES)));
-                    simd.store(place, scores);
-                }
-                scores
-            };
+            let mut scores = unsafe { simd.load(self.scores[row].as_ptr().add(index * LANES)) };
             if MASKED {
                 scores = simd.select(mask(visible, index), scores, nothing);
             }
@@ -304,7 +319,6 @@ impl<S: Simd> Rows<S> {
         row: usize,
         change: f32,
         visible: &Range<usize>,
-        scales: Option<&Scales>,
     ) {
         let (most, zero) = (simd.splat(self.largest[row]), simd.splat(0.0));
         let mut total = simd.mul(self.totals[row], simd.splat(change));
@@ -324,19 +338,8 @@ impl<S: Simd> Rows<S> {
                 if MASKED {
                     probabilities = simd.select(seen, probabilities, zero);
                 }
-                if let Some(scales) = scales {
-                    total = simd.add(total, probabilities);
-                    let values = simd.load(scales.values.as_ptr().add(index * LANES));
-                    probabilities = simd.mul(probabilities, values);
-                    if MASKED {
-                        // What is not seen may have any scale.
-                        probabilities = simd.select(seen, probabilities, zero);
-                    }
-                    probabilities = simd.round_bf16(probabilities);
-                } else {
-                    probabilities = simd.round_bf16(probabilities);
-                    total = simd.add(total, probabilities);
-                }
+                probabilities = simd.round_bf16(probabilities);
+                total = simd.add(total, probabilities);
                 if WORDS {
                     let words = self.probabilities[row].as_mut_ptr().add(index * LANES);
                     simd.store_rounded_bf16(words, probabilities);
@@ -346,6 +349,61 @@ impl<S: Simd> Rows<S> {
             }
         }
         self.totals[row] = total;
+    }
+
+    /// Turns a row's scores into probabilities and adds them to its total, which moves to the new largest score first; then
+    /// into probabilities times the scales of the values, rounded to codes in 0..=8191 of which the largest is the last.
+    #[inline(always)]
+    fn weights<const MASKED: bool>(
+        &mut self,
+        simd: S,
+        row: usize,
+        change: f32,
+        visible: &Range<usize>,
+        scales: &Scales,
+    ) {
+        let (most, zero) = (simd.splat(self.largest[row]), simd.splat(0.0));
+        let mut total = simd.mul(self.totals[row], simd.splat(change));
+        let (mut weights, mut largest) = ([zero; SUB_BLOCKS], simd.splat_int(0));
+        for index in 0..SUB_BLOCKS {
+            let seen = if MASKED { mask(visible, index) } else { u16::MAX };
+            if seen == 0 {
+                continue;
+            }
+            // SAFETY: in bounds.
+            let (scores, scales) = unsafe {
+                let at = index * LANES;
+                (simd.load(self.scores[row].as_ptr().add(at)), simd.load(scales.values.as_ptr().add(at)))
+            };
+            let mut probabilities = exp_from(simd, simd.sub(scores, most), simd.splat(LEAST_SCORE));
+            if MASKED {
+                probabilities = simd.select(seen, probabilities, zero);
+            }
+            total = simd.add(total, probabilities);
+            weights[index] = simd.mul(probabilities, scales);
+            if MASKED {
+                // What is not seen may have any scale.
+                weights[index] = simd.select(seen, weights[index], zero);
+            }
+            largest = simd.max_int(simd.magnitude_bits(weights[index]), largest);
+        }
+        self.totals[row] = total;
+        let largest = f32::from_bits(simd.fold_max_int(largest) as u32);
+        self.factors[row] = largest * (1.0 / LARGEST_CODE);
+        if largest == 0.0 || !largest.is_finite() {
+            self.planes[row] = [[0; GROUP]; 2];
+            return;
+        }
+        let (inverse, low_bits) = (simd.splat(LARGEST_CODE / largest), simd.splat_int((1 << PLANE_BITS) - 1));
+        for (index, weights) in weights.into_iter().enumerate() {
+            let codes = simd.round_to_int(simd.mul(weights, inverse));
+            let [high, low] = &mut self.planes[row];
+            // SAFETY: in bounds; both parts fit in 7 bits.
+            unsafe {
+                simd.store_i8(high.as_mut_ptr().add(index * LANES).cast(), simd.shift_down(codes, PLANE_BITS));
+                simd.store_i8(low.as_mut_ptr().add(index * LANES).cast(), simd.and(codes, low_bits));
+            }
+        }
     }
 
     /// Moves the outputs to the new largest scores and adds the group's sums: `output = fma(output, change, sum)`.
@@ -384,9 +442,4 @@ impl<S: Simd> Rows<S> {
             }
         }
     }
-}
-
-/// True when the cache has 8-bit elements.
-pub(super) fn is_int8(task: &ChunkTask<'_>) -> bool {
-    task.layer.kind() == KvType::Int8
 }

@@ -1,11 +1,11 @@
-//! Attention on vector registers: every instruction set, up to 8 rows at once.
+//! Attention on vector registers over bfloat16: every instruction set, up to 8 rows at once.
 
 use std::ops::Range;
 
 use super::{
     chunk::{
-        ChunkTask, GROUP, Group, Rows, SCORED_DIMENSIONS, SUB_BLOCKS, Scales, is_int8, seen_by_any, visible_in_group,
-        visible_in_sub_block, widen,
+        ChunkTask, GROUP, Group, Rows, SCORED_DIMENSIONS, SUB_BLOCKS, seen_by_any, visible_in_group,
+        visible_in_sub_block,
     },
     merge::state_len,
 };
@@ -23,7 +23,7 @@ simd_shells! {
 }
 
 /// The pairs of accumulators that a kernel may keep in registers at once.
-const fn accumulators<S: Simd>() -> usize {
+pub(super) const fn accumulators<S: Simd>() -> usize {
     // The instruction sets with 32 registers of 16 lanes take 8 rows; the others have 16 half registers.
     if S::ROWS >= 8 { 12 } else { 3 }
 }
@@ -35,7 +35,6 @@ const fn accumulators<S: Simd>() -> usize {
 unsafe fn attend_chunk<S: Simd, const R: usize>(simd: S, task: &ChunkTask<'_>) {
     let head_size = task.layer.head_size();
     let mut rows = Rows::new(simd);
-    let mut scales = Scales { keys: [0.0; GROUP], values: [0.0; GROUP] };
     let seen = seen_by_any(&task.visible[..R]);
     // SAFETY: by the contract.
     unsafe {
@@ -43,13 +42,10 @@ unsafe fn attend_chunk<S: Simd, const R: usize>(simd: S, task: &ChunkTask<'_>) {
         let mut start = seen.start / GROUP * GROUP;
         let mut next = task.sub_blocks(start, &seen);
         while start < seen.end {
-            let mut sub_blocks = std::mem::replace(&mut next, task.sub_blocks_after(start, &seen));
-            if is_int8(task) {
-                widen(simd, task, &mut sub_blocks, &next, &mut scales);
-            }
+            let sub_blocks = std::mem::replace(&mut next, task.sub_blocks_after(start, &seen));
             let group = Group { sub_blocks, next, visible: visible_in_group(&task.visible, start) };
             scores::<S, R>(simd, task, &group, &mut rows);
-            let changes = rows.softmax::<false>(simd, R, &group.visible, is_int8(task).then_some(&scales));
+            let changes = rows.softmax::<false>(simd, R, &group.visible);
             values::<S, R>(simd, task, &group, &rows);
             Rows::add_sums(simd, task, R, &changes);
             start += GROUP;

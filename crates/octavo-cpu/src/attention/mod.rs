@@ -7,6 +7,7 @@
 //! operations either way.
 
 mod chunk;
+mod integers;
 mod kernel;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod matrix_unit;
@@ -17,18 +18,20 @@ mod tests;
 
 use std::ops::Range;
 
-use octavo_backend::{AttentionSpec, GroupInputs, StepInputs};
+use octavo_backend::{AttentionSpec, GroupInputs, KvType, StepInputs};
 
 pub use chunk::{CHUNK, MAX_TILE};
 pub use schedule::{AttentionSchedule, Unit};
 
 use crate::{
+    heads::HeadKernels,
     isa::Isa,
     kv::KvLayer,
     work::{Place, WorkLayout, WorkMemory},
 };
 use chunk::{ChunkTask, GROUP};
 use half::bf16;
+use integers::integer_chunk_kernel;
 use kernel::{VECTOR_TILE, chunk_kernel};
 use merge::{finish_kernel, merge_kernel, state_len};
 
@@ -76,6 +79,7 @@ type ChunkKernel = unsafe fn(&ChunkTask<'_>);
 pub struct AttentionKernels {
     isa: Isa,
     chunks: [ChunkKernel; VECTOR_TILE],
+    integer_chunks: [ChunkKernel; VECTOR_TILE],
     merge: unsafe fn(*mut f32, *const f32, usize),
     finish: unsafe fn(*const f32, *mut f32, usize),
 }
@@ -122,6 +126,16 @@ impl AttentionKernels {
                 chunk_kernel::<7>(isa),
                 chunk_kernel::<8>(isa),
             ],
+            integer_chunks: [
+                integer_chunk_kernel::<1>(isa),
+                integer_chunk_kernel::<2>(isa),
+                integer_chunk_kernel::<3>(isa),
+                integer_chunk_kernel::<4>(isa),
+                integer_chunk_kernel::<5>(isa),
+                integer_chunk_kernel::<6>(isa),
+                integer_chunk_kernel::<7>(isa),
+                integer_chunk_kernel::<8>(isa),
+            ],
             merge: merge_kernel(isa),
             finish: finish_kernel(isa),
         }
@@ -134,9 +148,15 @@ impl AttentionKernels {
         unsafe {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             if uses_matrix_unit(self.isa, task.layer.head_size(), task.rows) {
-                return matrix_unit::attend_chunk(task);
+                return match task.layer.kind() {
+                    KvType::Int8 => matrix_unit::integers::attend_chunk(task),
+                    _ => matrix_unit::attend_chunk(task),
+                };
             }
-            self.chunks[task.rows - 1](task);
+            match task.layer.kind() {
+                KvType::Int8 => self.integer_chunks[task.rows - 1](task),
+                _ => self.chunks[task.rows - 1](task),
+            }
         }
     }
 }
@@ -144,8 +164,11 @@ impl AttentionKernels {
 /// Places of everything that attention reads and writes besides the cache.
 #[derive(Debug, Clone)]
 pub struct AttentionBuffers {
-    /// Queries, rotated, scaled and rounded, `[rows, num_heads * head_size]` as bfloat16.
-    pub queries: Place<u16>,
+    /// Queries, rotated, scaled and rounded, `[rows, num_heads * head_size]`: bfloat16, or for an 8-bit cache the two planes
+    /// of each head.
+    queries: Place<u16>,
+    /// Of planes, what the codes are to be multiplied by, and their sum: `[rows, num_heads][2]`.
+    query_scales: Place<f32>,
     /// The result, `[rows, num_heads * head_size]`.
     pub outputs: Place<f32>,
     /// Partial results of spans whose chunks are spread.
@@ -171,6 +194,7 @@ impl AttentionBuffers {
         let head_size = sizes.head_size;
         AttentionBuffers {
             queries: layout.place(max_rows * sizes.width),
+            query_scales: layout.place(2 * max_rows * sizes.num_heads),
             outputs: layout.place(max_rows * sizes.width),
             partials: layout.place(sizes.partials * state_len(head_size)),
             workers: (0..workers)
@@ -183,11 +207,41 @@ impl AttentionBuffers {
                 .collect(),
         }
     }
+
+    /// Scales and rounds a rotated query as attention to a cache of this kind takes it; `index` counts all heads of all rows
+    /// of its layer.
+    ///
+    /// # Safety
+    /// Nobody else accesses this query.
+    pub unsafe fn write_query(
+        &self,
+        memory: &WorkMemory,
+        kernels: &HeadKernels,
+        kind: KvType,
+        index: usize,
+        query: &[f32],
+        scale: f32,
+    ) {
+        let head_size = query.len();
+        // SAFETY: by the contract.
+        unsafe {
+            let rounded = memory.write(self.queries, index * head_size..(index + 1) * head_size);
+            if kind == KvType::Int8 {
+                let planes = std::slice::from_raw_parts_mut(rounded.as_mut_ptr().cast::<i8>(), 2 * head_size);
+                let scales = kernels.to_planes(query, scale, planes);
+                memory.write(self.query_scales, 2 * index..2 * index + 2).copy_from_slice(&scales);
+            } else {
+                kernels.to_bf16(query, scale, rounded);
+            }
+        }
+    }
 }
 
 /// The largest of all layers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AttentionSizes {
+    /// Query heads.
+    pub num_heads: usize,
     /// Width of one head.
     pub head_size: usize,
     /// Width of all query heads.
@@ -246,6 +300,7 @@ impl Attention<'_> {
             head: unit.head,
             rows: unit.rows,
             queries: self.memory.pointer(own.queries),
+            query_scales: self.query_scales(unit),
             visible: [const { 0..0 }; MAX_TILE],
             states: current.as_mut_ptr(),
             sums: self.memory.pointer(own.sums),
@@ -304,8 +359,23 @@ impl Attention<'_> {
         unsafe { self.kernels.run(task) }
     }
 
-    /// Brings the tile's queries into the kernel's layout: `[rows][head_size]` as they are for the matrix unit, else
-    /// `[head_size / 2][rows][2]` as floats, so that the kernel's broadcasts read them one after another.
+    /// What comes with queries in planes.
+    fn query_scales(&self, unit: &Unit) -> [[f32; 2]; MAX_TILE] {
+        let mut scales = [[0.0; 2]; MAX_TILE];
+        if self.layer.kind() == KvType::Int8 {
+            for (row, scales) in scales[..unit.rows].iter_mut().enumerate() {
+                let (token, head) = unit.row(self, row);
+                let at = 2 * (token * self.shape.num_heads + head);
+                // SAFETY: the caller of `run` says that nobody writes queries now.
+                scales.copy_from_slice(unsafe { self.memory.read(self.buffers.query_scales, at..at + 2) });
+            }
+        }
+        scales
+    }
+
+    /// Brings the tile's queries into the kernel's layout: as they are for the matrix unit, planes before rows; else
+    /// `[head_size / 2][rows][2]` as floats, or `[head_size / 4][rows][2 planes][4]`, so that the kernel's broadcasts read
+    /// them one after another.
     fn gather_queries(&self, unit: &Unit, gathered: &mut [f32]) {
         let head_size = self.shape.head_size;
         let as_they_are = uses_matrix_unit(self.kernels.isa, head_size, unit.rows);
@@ -314,6 +384,25 @@ impl Attention<'_> {
             let at = (token * self.shape.num_heads + head) * head_size;
             // SAFETY: the caller of `run` says that nobody writes queries now.
             let query = unsafe { self.memory.read(self.buffers.queries, at..at + head_size) };
+            if self.layer.kind() == KvType::Int8 {
+                let lanes = head_size / 4;
+                // SAFETY: as many bytes, whose alignment is that of floats; any bits are a float.
+                let (planes, to) = unsafe {
+                    let planes = std::slice::from_raw_parts(query.as_ptr().cast::<[u8; 4]>(), 2 * lanes);
+                    let to = gathered.as_mut_ptr().cast::<[u8; 4]>();
+                    (planes, std::slice::from_raw_parts_mut(to, gathered.len()))
+                };
+                for (plane, planes) in planes.chunks_exact(lanes).enumerate() {
+                    if as_they_are {
+                        to[(plane * unit.rows + row) * lanes..][..lanes].copy_from_slice(planes);
+                        continue;
+                    }
+                    for (lane, codes) in planes.iter().enumerate() {
+                        to[(lane * unit.rows + row) * 2 + plane] = *codes;
+                    }
+                }
+                continue;
+            }
             if as_they_are {
                 let to = gathered[row * head_size / 2..][..head_size / 2].as_mut_ptr().cast::<u16>();
                 // SAFETY: as many bytes, and any bits are a float.

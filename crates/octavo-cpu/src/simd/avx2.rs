@@ -187,6 +187,17 @@ unsafe fn dot_biased(sum: __m256i, weights: __m256i, activations: __m256i) -> __
 }
 
 /// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn dot_bytes(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe {
+        let products = _mm256_maddubs_epi16(unsigned, signed);
+        _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
+    }
+}
+
+/// # Safety
 /// AVX2 and FMA.
 #[inline(always)]
 unsafe fn dot_bf16(sum: __m256, weights: __m256i, activations: __m256i) -> __m256 {
@@ -305,21 +316,6 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn widen_codes(self, from: *const i8, to: *mut u16) {
-        for at in (0..32).step_by(16) {
-            // SAFETY: as in `load`.
-            unsafe {
-                let low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(at).cast())));
-                let high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(at + 8).cast())));
-                let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(low));
-                let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(high));
-                // Packing works within 128-bit parts; the permutation puts them in order again.
-                let words = _mm256_packus_epi32(low, high);
-                _mm256_storeu_si256(to.add(at).cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
-            }
-        }
-    }
-    #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Floats {
         // SAFETY: as in `load`.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(from.cast())), _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast()))] }
@@ -394,6 +390,8 @@ impl Simd for Avx2 {
         fn pow2(n: Ints) -> Floats = pow2;
         fn add_int(a: Ints, b: Ints) -> Ints = _mm256_add_epi32;
         fn max_int(a: Ints, b: Ints) -> Ints = _mm256_max_epi32;
+        fn and(a: Ints, b: Ints) -> Ints = _mm256_and_si256;
+        fn dot_bytes(sum: Ints, unsigned: Ints, signed: Ints) -> Ints = dot_bytes;
         fn sub_int(a: Ints, b: Ints) -> Ints = _mm256_sub_epi32;
         fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256;
         fn odd_lanes(a: Ints) -> Ints = _mm256_shuffle_epi32::<0b11_11_01_01>;
@@ -480,6 +478,22 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn start_nibbles(self, _correction: Ints) -> Ints {
         self.splat_int(0)
+    }
+    #[inline(always)]
+    fn shift_up(self, a: Ints, bits: u32) -> Ints {
+        // SAFETY: as in `prefetch`.
+        unsafe {
+            let bits = _mm_cvtsi32_si128(bits as i32);
+            [_mm256_sll_epi32(a[0], bits), _mm256_sll_epi32(a[1], bits)]
+        }
+    }
+    #[inline(always)]
+    fn shift_down(self, a: Ints, bits: u32) -> Ints {
+        // SAFETY: as in `prefetch`.
+        unsafe {
+            let bits = _mm_cvtsi32_si128(bits as i32);
+            [_mm256_sra_epi32(a[0], bits), _mm256_sra_epi32(a[1], bits)]
+        }
     }
     #[inline(always)]
     fn start_biased(self, _correction: Ints) -> Ints {

@@ -34,18 +34,6 @@ macro_rules! tokens {
 }
 tokens!(Avx512, Avx512Bf16);
 
-/// The upper half of each lane of two vectors.
-const ODD_WORDS: __m512i = {
-    let mut words = [0u16; 32];
-    let mut at = 0;
-    while at < 32 {
-        words[at] = 2 * at as u16 + 1;
-        at += 1;
-    }
-    // SAFETY: both are 64 bytes that may hold any bits.
-    unsafe { std::mem::transmute::<[u16; 32], __m512i>(words) }
-};
-
 /// Of a ternary function: `(a & b) | c`.
 const AND_OR: i32 = 0b1110_1010;
 
@@ -89,12 +77,6 @@ macro_rules! operations {
                     let bits = _mm512_srli_epi32::<16>(_mm512_castps_si512(value));
                     _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(bits))
                 }
-                fn widen_codes(from: *const i8, to: *mut u16) -> () {
-                    let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())));
-                    let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.add(16).cast())));
-                    let words = _mm512_permutex2var_epi16(_mm512_castps_si512(low), ODD_WORDS, _mm512_castps_si512(high));
-                    _mm512_storeu_si512(to.cast(), words);
-                }
                 fn broadcast_bytes(from: *const u8) -> __m512i {
                     _mm512_set1_epi32(from.cast::<i32>().read_unaligned())
                 }
@@ -133,6 +115,12 @@ macro_rules! operations {
                 }
                 fn add_int(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
                 fn max_int(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
+                fn shift_up(a: __m512i, bits: u32) -> __m512i { _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32)) }
+                fn shift_down(a: __m512i, bits: u32) -> __m512i { _mm512_sra_epi32(a, _mm_cvtsi32_si128(bits as i32)) }
+                fn and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
+                fn dot_bytes(sum: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+                    _mm512_dpbusd_epi32(sum, unsigned, signed)
+                }
                 fn sub_int(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
                 fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
                 fn mul_even(a: __m512i, b: u32) -> __m512i { _mm512_mul_epu32(a, _mm512_set1_epi32(b as i32)) }

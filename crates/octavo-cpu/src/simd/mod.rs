@@ -99,11 +99,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 16 values are writable at `to`.
     unsafe fn store_rounded_bf16(self, to: *mut u16, value: Self::F);
-    /// Turns 32 signed bytes into bfloat16, which holds each of them exactly.
-    ///
-    /// # Safety
-    /// 32 bytes are readable at `from`, 32 values writable at `to`.
-    unsafe fn widen_codes(self, from: *const i8, to: *mut u16);
     /// Four bytes (a pair of bfloat16, four codes) in every lane, from memory at any alignment.
     ///
     /// # Safety
@@ -152,6 +147,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
     /// The larger signed integer.
     fn max_int(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a * 2^bits`, wrapping.
+    fn shift_up(self, a: Self::I, bits: u32) -> Self::I;
+    /// `a / 2^bits`, rounded down.
+    fn shift_down(self, a: Self::I, bits: u32) -> Self::I;
+    /// The bits that both have.
+    fn and(self, a: Self::I, b: Self::I) -> Self::I;
 
     /// `a - b`, wrapping.
     fn sub_int(self, a: Self::I, b: Self::I) -> Self::I;
@@ -214,6 +215,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn start_biased(self, correction: Self::I) -> Self::I;
     /// Adds the products of four signed weights, stored with 128 added, and four activations in -127..=127.
     fn dot_biased(self, sum: Self::I, weights: Self::I, activations: Self::I) -> Self::I;
+
+    /// Adds, in each lane, the products of four unsigned and four signed bytes. Those of two neighbours must together fit
+    /// in 16 bits, which is all that AVX2 keeps of them.
+    fn dot_bytes(self, sum: Self::I, unsigned: Self::I, signed: Self::I) -> Self::I;
 
     /// `16 + nibble` for the nibble of each lane that begins at bit `4 * index`.
     fn nibble_floats(self, words: Self::I, index: usize) -> Self::F;

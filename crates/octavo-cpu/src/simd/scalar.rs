@@ -124,13 +124,6 @@ impl Simd for Scalar {
         out
     }
     #[inline(always)]
-    unsafe fn widen_codes(self, from: *const i8, to: *mut u16) {
-        for at in 0..2 * LANES {
-            // SAFETY: the caller's: 32 elements at both.
-            unsafe { to.add(at).write_unaligned((f32::from(from.add(at).read()).to_bits() >> 16) as u16) }
-        }
-    }
-    #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16, value: Floats) {
         for (lane, value) in value.into_iter().enumerate() {
             let bits = (round_bf16(value).to_bits() >> 16) as u16;
@@ -256,6 +249,28 @@ impl Simd for Scalar {
     #[inline(always)]
     fn max_int(self, a: Ints, b: Ints) -> Ints {
         zip_ints(a, b, i32::max)
+    }
+    #[inline(always)]
+    fn shift_up(self, a: Ints, bits: u32) -> Ints {
+        map_ints(a, |v| ((v as u32) << bits) as i32)
+    }
+    #[inline(always)]
+    fn shift_down(self, a: Ints, bits: u32) -> Ints {
+        map_ints(a, |v| v >> bits)
+    }
+    #[inline(always)]
+    fn and(self, a: Ints, b: Ints) -> Ints {
+        zip_ints(a, b, |a, b| a & b)
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sum: Ints, unsigned: Ints, signed: Ints) -> Ints {
+        let mut out = sum;
+        for (lane, out) in out.iter_mut().enumerate() {
+            for (a, b) in unsigned[lane].to_le_bytes().into_iter().zip(signed[lane].to_le_bytes()) {
+                *out += i32::from(a) * i32::from(b as i8);
+            }
+        }
+        out
     }
 
     #[inline(always)]

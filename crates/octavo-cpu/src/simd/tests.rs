@@ -105,9 +105,15 @@ unsafe fn int_operations<S: Simd>(simd: S, operands: &Operands, out: &mut Result
         for (a, b) in [(bytes, low), (bytes, simd.splat_int(i32::MIN)), (low, low), (simd.splat_int(-1), bytes)] {
             out.ints.push(i32::from(simd.mask_bits(simd.less_unsigned(a, b))));
         }
-        let mut words = [0u16; 32];
-        simd.widen_codes(operands.bytes.as_ptr().cast(), words.as_mut_ptr());
-        out.ints.extend(words.map(i32::from));
+        for bits in [0, 6, 31] {
+            push_int(simd, out, simd.shift_up(bytes, bits));
+            push_int(simd, out, simd.shift_down(bytes, bits));
+        }
+        push_int(simd, out, simd.and(bytes, simd.splat_int(0x1234_5678)));
+        // Codes of up to 255 with parts of up to 64, the most that 16 bits allow, and of up to 127 with any code.
+        push_int(simd, out, simd.dot_bytes(low, bytes, simd.splat_int(0x4040_c0c0)));
+        let lowest = simd.and(bytes, simd.splat_int(0x7f7f_7f7f));
+        push_int(simd, out, simd.dot_bytes(high, lowest, bytes));
         let (even, odd) = simd.split_bf16(bytes);
         push(simd, out, even);
         push(simd, out, odd);

@@ -1,11 +1,13 @@
 //! Attention on the matrix unit ([`crate::amx`]): up to 16 rows at once, heads whose size is a multiple of 32.
 
+pub(super) mod integers;
+
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{
     chunk::{
-        ChunkTask, GROUP, Group, MAX_TILE, Rows, SCORED_DIMENSIONS, SUB_BLOCKS, Scales, is_int8, seen_by_any,
-        visible_in_group, visible_in_sub_block, widen,
+        ChunkTask, GROUP, Group, MAX_TILE, Rows, SCORED_DIMENSIONS, SUB_BLOCKS, seen_by_any, visible_in_group,
+        visible_in_sub_block,
     },
     merge::state_len,
 };
@@ -37,19 +39,15 @@ pub(super) unsafe fn attend_chunk(task: &ChunkTask<'_>) {
         let head_size = task.layer.head_size();
         let tiles = AttentionTiles::configure(task.rows);
         let mut rows = Rows::new(simd);
-        let mut scales = Scales { keys: [0.0; GROUP], values: [0.0; GROUP] };
         let seen = seen_by_any(&task.visible[..task.rows]);
         std::ptr::write_bytes(task.states, 0, task.rows * state_len(head_size));
         let mut start = seen.start / GROUP * GROUP;
         let mut next = task.sub_blocks(start, &seen);
         while start < seen.end {
-            let mut sub_blocks = std::mem::replace(&mut next, task.sub_blocks_after(start, &seen));
-            if is_int8(task) {
-                widen(simd, task, &mut sub_blocks, &next, &mut scales);
-            }
+            let sub_blocks = std::mem::replace(&mut next, task.sub_blocks_after(start, &seen));
             let group = Group { sub_blocks, next, visible: visible_in_group(&task.visible, start) };
             scores(&tiles, task, &group, &mut rows);
-            let changes = rows.softmax::<true>(simd, task.rows, &group.visible, is_int8(task).then_some(&scales));
+            let changes = rows.softmax::<true>(simd, task.rows, &group.visible);
             values(&tiles, task, &group, &mut rows);
             Rows::add_sums(simd, task, task.rows, &changes);
             start += GROUP;
