@@ -102,7 +102,7 @@ unsafe fn scores_of<S: Simd, const R: usize, const N: usize>(
             let at = lane * CODES * SUB_BLOCK;
             // SAFETY: keys are [head_size / 4][16][4].
             *keys = unsafe { simd.load_bytes(group.sub_blocks[first + index].cast::<u8>().add(at)) };
-            simd.prefetch_early(group.next[first + index].cast::<u8>().wrapping_add(at));
+            simd.prefetch(group.next[first + index].cast::<u8>().wrapping_add(at));
         }
         for row in 0..R {
             // SAFETY: queries are [head_size / 4][R][2][4].
@@ -189,7 +189,7 @@ unsafe fn values_from<S: Simd, const R: usize, const N: usize>(
                 let from = from + vector * LANES * CODES;
                 // SAFETY: behind the keys are the values, [4][head_size][4].
                 *values = unsafe { simd.load_bytes(group.sub_blocks[index].cast::<u8>().add(from)) };
-                simd.prefetch_early(group.next[index].cast::<u8>().wrapping_add(from));
+                simd.prefetch(group.next[index].cast::<u8>().wrapping_add(from));
             }
             for row in 0..R {
                 let place = index * SUB_BLOCK + lane * CODES;
