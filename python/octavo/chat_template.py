@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import jinja2
-import jinja2.meta
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.checks import flag
 from octavo.errors import InvalidRequest
 from octavo.messages import Tool, checked_text, checked_tools, each_text, plain
 from octavo.shown import shown
-from octavo.template_sandbox import TemplateSandbox
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from octavo.template_sandbox import TemplateSandbox
 
 MAX_SECONDS = 5.0
 """How long a template may run."""
@@ -83,10 +84,16 @@ class ChatTemplate:
         """Compile `source`, or raise `InvalidRequest` with the line that is wrong."""
         if not isinstance(source, str):
             raise InvalidRequest(f"chat template: found {type(source).__name__}, expected a text")
+        # Only who chats waits for these.
+        import jinja2
+        import jinja2.meta
+
+        from octavo.template_sandbox import TemplateSandbox
+
         self.source = checked_text(source, "chat template")
-        self._sandbox = TemplateSandbox(max_seconds=max_seconds, max_characters=max_characters)
+        self._sandbox: TemplateSandbox = TemplateSandbox(max_seconds=max_seconds, max_characters=max_characters)
         try:
-            self._template = self._sandbox.from_string(source)
+            self._template: jinja2.Template = self._sandbox.from_string(source)
             self._knows_tool_calls = "tool_calls" in source
             self._knows_tools = "tools" in jinja2.meta.find_undeclared_variables(self._sandbox.parse(source))
         except jinja2.TemplateSyntaxError as error:

@@ -10,7 +10,7 @@ pub trait Backend: Sized + Send + 'static {
     /// Packed weights, KV cache and work memory: all that a model needs, taken at load.
     type Plan: Send;
 
-    /// Takes all memory, touches it, and packs the weights.
+    /// Takes all memory and packs the weights. Pages of the KV cache may come with their first use.
     ///
     /// # Errors
     /// A weight that does not fit the spec, a spec that the backend cannot run, or memory that cannot be had.

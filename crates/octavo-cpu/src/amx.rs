@@ -450,9 +450,8 @@ mod unit {
             debug_assert!((1..=TILE_ROWS).contains(&rows));
             let dimensions = if head_size.is_multiple_of(64) { 64 } else { 32 };
             // SAFETY: by the contract; the configuration is valid.
-            let registers = unsafe {
-                Registers::configure(&IntegerAttentionTiles::configuration(rows as u8, dimensions))
-            };
+            let registers =
+                unsafe { Registers::configure(&IntegerAttentionTiles::configuration(rows as u8, dimensions)) };
             IntegerAttentionTiles { registers, dimensions }
         }
 

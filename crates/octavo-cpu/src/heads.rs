@@ -31,7 +31,12 @@ impl HeadKernels {
     /// # Panics
     /// If this machine lacks it.
     pub fn new(isa: Isa) -> HeadKernels {
-        HeadKernels { rotate: rotate_kernel(isa), to_bf16: bf16_kernel(isa), to_codes: codes_kernel(isa), to_planes: planes_kernel(isa) }
+        HeadKernels {
+            rotate: rotate_kernel(isa),
+            to_bf16: bf16_kernel(isa),
+            to_codes: codes_kernel(isa),
+            to_planes: planes_kernel(isa),
+        }
     }
 
     /// Rotates the first `2 * cosines.len()` elements of one head in place, the two halves paired; the rest stays.

@@ -58,7 +58,7 @@ impl KvShape {
 }
 
 impl KvCache {
-    /// Takes the memory for the blocks of `limits` and touches it.
+    /// Takes the memory for the blocks of `limits`.
     ///
     /// # Errors
     /// A head size or block size that is no multiple of 16, or memory that cannot be had.
@@ -66,7 +66,7 @@ impl KvCache {
         check(spec, limits)?;
         let (layers, bytes) = shapes(spec, limits, kind);
         let groups = spec.kv_geometry(limits.block_size).groups.into_iter().map(|group| group.layers).collect();
-        Ok(KvCache { memory: AlignedBytes::zeroed("the KV cache", bytes)?, layers, groups })
+        Ok(KvCache { memory: AlignedBytes::zeroed_in_background("the KV cache", bytes)?, layers, groups })
     }
 
     /// Bytes that [`KvCache::new`] takes.

@@ -10,7 +10,7 @@
 //! | `kv`, `attention`, `rope`, `pointwise` | the paged cache and what reads and writes it |
 //! | `sampler` | the draw of a token from a row of logits |
 //! | `simd`, `isa`, `amx` | sixteen lanes on every instruction set, and the matrix unit |
-//! | `arena`, `work` | memory, taken and touched at load |
+//! | `arena`, `work` | memory, taken at load |
 //! | `peak`, `limits` | what the machine can do at best, measured |
 //!
 //! Invariant (row invariance): the bits of a row's result depend on its tokens, positions and cached keys and values

@@ -37,6 +37,8 @@ pub const GROUP: usize = octavo_backend::numerics::ACTIVATION_GROUP;
 
 /// Bytes of one vector of codes.
 const VECTOR: usize = 64;
+/// Bytes of one of its lanes.
+const LANE: usize = 4;
 /// Bytes of 16 half-precision scales.
 const SCALES: usize = 32;
 
@@ -88,10 +90,34 @@ impl GroupLayout {
         }
     }
 
+    /// Codes go where [`GroupLayout::place`] says, a lane at a time.
     fn write(self, group: &mut [u8], row: usize, codes: &Codes) {
-        for (column, code) in codes.codes.into_iter().enumerate() {
-            let (byte, shift) = self.place(row, column);
-            group[byte] |= ((i32::from(code) + self.bias) as u8) << shift;
+        let codes_of = |column: usize| u32::from((i32::from(codes.codes[column]) + self.bias) as u8);
+        let mut put = |vector: usize, lane: usize, bits: u32| {
+            let at = vector * VECTOR + lane * LANE;
+            group[at..at + LANE].copy_from_slice(&bits.to_le_bytes());
+        };
+        match (self.in_pairs, self.code_bits) {
+            (false, 4) => {
+                for vector in 0..GROUP / 8 {
+                    let byte = |b: usize| (codes_of(8 * vector + b) | codes_of(8 * vector + 4 + b) << 4) << (8 * b);
+                    put(vector, row, byte(0) | byte(1) | byte(2) | byte(3));
+                }
+            }
+            (false, _) => {
+                for vector in 0..GROUP / 4 {
+                    let byte = |b: usize| codes_of(4 * vector + b) << (8 * b);
+                    put(vector, row, byte(0) | byte(1) | byte(2) | byte(3));
+                }
+            }
+            (true, bits) => {
+                let codes = 32 / bits;
+                for (vectors, parity) in (0..GROUP / 2 / codes).flat_map(|vectors| [(vectors, 0), (vectors, 1)]) {
+                    let code = |index: usize| codes_of(2 * (vectors * codes + index) + parity) << (bits * index);
+                    let lane = (0..codes).fold(0, |lane, index| lane | code(index));
+                    put(2 * vectors + row / 8, row % 8 * 2 + parity, lane);
+                }
+            }
         }
         for (index, value) in [codes.scale, codes.minimum].into_iter().take(self.scale_rows).enumerate() {
             let at = self.code_bytes() + index * SCALES + row * 2;

@@ -1,8 +1,10 @@
 //! The engine as Python sees it: load, submit, abort, count, close.
 
 use std::{
+    panic::resume_unwind,
     path::PathBuf,
     sync::{Arc, PoisonError},
+    thread,
 };
 
 use octavo_engine::{BeamParams, BlockState, EngineHandle, Micros, Pooling, RequestId, SamplingParams, Submission};
@@ -404,14 +406,28 @@ impl Loaded {
         options: &Options,
     ) -> Result<Loaded, LoadError> {
         let mut checkpoint = Checkpoint::open(path)?;
-        let tokenizer = match (tokenizer, checkpoint.tokenizer()) {
-            (Some(file), _) => Some(Tokenizer::from_file(&file)?),
-            (None, TokenizerSource::File(file)) => Some(Tokenizer::from_file(file)?),
-            (None, TokenizerSource::Vocabulary(vocabulary)) => Some(Tokenizer::from_vocabulary(vocabulary)?),
-            (None, TokenizerSource::Missing) => None,
+        let file = tokenizer.as_deref();
+        let (tokenizer, started) = match checkpoint.tokenizer().clone() {
+            TokenizerSource::Vocabulary(vocabulary) if file.is_none() => {
+                // Its size is known before it is built, which takes about as long as the weights.
+                let num_tokens = Some(vocabulary.tokens.len());
+                let (tokenizer, started) = thread::scope(|scope| {
+                    let building = scope.spawn(|| Tokenizer::from_vocabulary(&vocabulary));
+                    let started = device.start(path, &mut checkpoint, num_tokens, options);
+                    (building.join(), started)
+                });
+                (Some(tokenizer.unwrap_or_else(|panic| resume_unwind(panic))?), started?)
+            }
+            source => {
+                let tokenizer = match (file, &source) {
+                    (Some(file), _) => Some(Tokenizer::from_file(file)?),
+                    (None, TokenizerSource::File(file)) => Some(Tokenizer::from_file(file)?),
+                    (None, _) => None,
+                };
+                let num_tokens = tokenizer.as_ref().map(Tokenizer::id_bound);
+                (tokenizer, device.start(path, &mut checkpoint, num_tokens, options)?)
+            }
         };
-        let num_tokens = tokenizer.as_ref().map(Tokenizer::id_bound);
-        let started = device.start(path, &mut checkpoint, num_tokens, options)?;
         Ok(Loaded {
             config: checkpoint.config().clone(),
             chat_template: checkpoint.chat_template().map(str::to_owned),
