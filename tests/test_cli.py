@@ -353,6 +353,17 @@ def test_bench_latency_writes_medians_with_their_spread(tmp_path: Path) -> None:
         assert name.split("_")[0] in outcome.stdout
 
 
+def test_bench_startup_adds_up_and_keeps_to_the_memory_that_was_planned(tmp_path: Path) -> None:
+    file = tmp_path / "startup.json"
+    outcome = octavo("bench", "startup", MODEL, "--repeats", "1", "--num-kv-blocks", "64", "--output-json", str(file))
+    assert outcome.returncode == 0, outcome.stderr
+    report = json.loads(file.read_text())
+    parts = report["import_s"] + report["load_s"] + report["first_token_s"]
+    assert report["total_s"] == pytest.approx(parts)
+    # File pages that were packed are gone: what stays is what the plan says, threads and tables apart.
+    assert 0.5 * report["planned_bytes"] < report["resident_bytes"] < 1.15 * report["planned_bytes"] + 40e6
+
+
 def test_bench_finds_out_before_it_measures_that_its_file_cannot_be_written(tmp_path: Path) -> None:
     outcome = octavo("bench", "latency", str(tmp_path / "no.gguf"), "--output-json", str(tmp_path / "no" / "file.json"))
     assert_one_line_error(outcome, 1, "file.json")

@@ -55,6 +55,11 @@ pub trait WeightSource {
     /// # Errors
     /// [`BackendError::Source`] with the checkpoint's own words.
     fn weight(&mut self, id: WeightId) -> Result<WeightGroup<'_>, BackendError>;
+
+    /// Says that the weights of a place have been packed: memory that holds them may be let go of.
+    fn release(&mut self, id: WeightId) {
+        let _ = id;
+    }
 }
 
 /// What belongs to one place.

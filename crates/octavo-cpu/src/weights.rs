@@ -79,7 +79,9 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn matrix(&mut self, id: WeightId) -> Result<PackedMatrix, BackendError> {
         let parts = self.source.weight(id)?.into_matrices(id, &self.spec.weight_shape(id))?;
-        PackedMatrix::pack_in(&mut self.arena, &parts, self.activations, self.threads)
+        let packed = PackedMatrix::pack_in(&mut self.arena, &parts, self.activations, self.threads)?;
+        self.source.release(id);
+        Ok(packed)
     }
 
     fn vector(&mut self, id: WeightId) -> Result<Vec<f32>, BackendError> {

@@ -102,6 +102,13 @@ impl WeightSource for Checkpoint {
             }),
         }
     }
+
+    /// Pages of the files that hold these weights leave the process; they are read again when they are asked for again.
+    fn release(&mut self, id: WeightId) {
+        for part in self.weights.get(&id).into_iter().flatten() {
+            self.table.release(&part.tensor);
+        }
+    }
 }
 
 struct Text {

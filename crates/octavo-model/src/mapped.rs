@@ -3,12 +3,19 @@
 use std::{
     fs::{self, File},
     io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 
 use crate::ModelError;
+
+/// Bytes of the largest page of memory in use: ranges are cut to whole ones.
+#[cfg(unix)]
+const PAGE: usize = 64 << 10;
 
 /// A read-only view of a whole file.
 #[derive(Debug)]
@@ -44,5 +51,19 @@ impl MappedFile {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// Takes the whole pages of a range out of the process's memory; whoever reads them again gets them from the file.
+    pub(crate) fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
+            if start < end {
+                // SAFETY: a shared, read-only map of a file: its pages come back as they were. Failure is harmless.
+                let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
     }
 }

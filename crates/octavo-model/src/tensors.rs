@@ -45,6 +45,10 @@ impl TensorTable {
         &self.files[tensor.file].bytes()[tensor.range.clone()]
     }
 
+    pub(crate) fn release(&self, tensor: &Tensor) {
+        self.files[tensor.file].release(tensor.range.clone());
+    }
+
     /// Fails unless the tensor's dimensions are these.
     pub(crate) fn check_shape(&self, tensor: &Tensor, expected: &[usize]) -> Result<(), ModelError> {
         if tensor.shape == expected {

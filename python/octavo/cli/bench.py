@@ -1,4 +1,4 @@
-"""`octavo bench latency MODEL` and `octavo bench sampling`."""
+"""`octavo bench latency MODEL`, `octavo bench startup MODEL` and `octavo bench sampling`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from octavo.cli.options import UsageError, add_engine_options, load
+from octavo.cli.options import UsageError, add_engine_options, engine_settings, load
 
 if TYPE_CHECKING:
     import argparse
 
     from octavo.bench.latency import Latency
     from octavo.bench.sampling import Agreement
+    from octavo.bench.startup import Startup
 
 _MOST_DRAWS = 10_000_000
 
@@ -24,11 +25,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     benches = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     summary = "prefill and decode of one stream, beside the limits of the machine"
     latency = benches.add_parser("latency", help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
-    latency.add_argument("model", metavar="MODEL", help="a .gguf file, a Hugging Face folder, or a pulled model's name")
-    latency.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats that count (default: 5)")
-    latency.add_argument("--output-json", metavar="FILE", help="also write the figures to FILE")
-    add_engine_options(latency)
+    _add_measurement(latency)
     latency.set_defaults(run=run_latency)
+    summary = "a fresh process from the import to the first token"
+    startup = benches.add_parser("startup", help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+    _add_measurement(startup)
+    startup.set_defaults(run=run_startup)
     summary = "whether draws follow the distribution that the sampling parameters describe"
     sampling = benches.add_parser("sampling", help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
     sampling.add_argument(
@@ -37,19 +39,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
     sampling.set_defaults(run=run_sampling)
 
 
-def run_latency(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, and write the figures if a file was named."""
+def _add_measurement(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a .gguf file, a Hugging Face folder, or a pulled model's name")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats that count (default: 5)")
+    parser.add_argument("--output-json", metavar="FILE", help="also write the figures to FILE")
+    add_engine_options(parser)
+
+
+def _output_file(arguments: argparse.Namespace, cleanup: ExitStack) -> TextIO | None:
+    """Opened before anything is measured: minutes are not lost to a folder that is not there."""
     if arguments.repeats < 1:
         raise UsageError(f"argument --repeats: found {arguments.repeats}, expected at least 1")
-    from octavo.bench.latency import measure
+    if not arguments.output_json:
+        return None
+    return cleanup.enter_context(Path(arguments.output_json).open("w", encoding="utf-8"))
 
+
+def run_startup(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, and write the figures if a file was named."""
     with ExitStack() as cleanup:
-        # Opened first: minutes of measuring are not lost to a folder that is not there.
-        file = None
-        if arguments.output_json:
-            file = cleanup.enter_context(Path(arguments.output_json).open("w", encoding="utf-8"))
+        file = _output_file(arguments, cleanup)
+        settings = engine_settings(arguments)
+        from octavo.bench.startup import measure
+
+        startup = measure(arguments.model, settings, repeats=arguments.repeats, report=_to_stderr)
+        print("\n".join(_startup_table(startup)))
+        if file is not None:
+            file.write(json.dumps(startup.as_dict(), indent=1) + "\n")
+    return 0
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def run_latency(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, and write the figures if a file was named."""
+    with ExitStack() as cleanup:
+        file = _output_file(arguments, cleanup)
+        from octavo.bench.latency import measure
+
         llm = cleanup.enter_context(load(arguments))
-        latency = measure(llm, repeats=arguments.repeats, report=lambda line: print(line, file=sys.stderr))
+        latency = measure(llm, repeats=arguments.repeats, report=_to_stderr)
         print("\n".join(_table(latency)))
         if file is not None:
             file.write(json.dumps(latency.as_dict(), indent=1) + "\n")
@@ -78,6 +109,22 @@ def _line(agreement: Agreement) -> str:
         f"{agreement.vocab_size:10}  {agreement.filters}  {agreement.tokens_kept:4}  "
         f"{agreement.chi_square:10.1f} / {agreement.degrees_of_freedom:<7}  {agreement.p_value:7.4f}{verdict}"
     )
+
+
+def _startup_table(startup: Startup) -> list[str]:
+    table = [
+        "                            median  [least to most]",
+        f"import                s {startup.import_s}",
+        f"load                  s {startup.load_s}",
+        f"first token           s {startup.first_token_s}",
+        f"in all                s {startup.total_s}",
+    ]
+    if startup.resident_bytes.median > 0:
+        table.append(
+            f"memory above the import: {startup.resident_bytes.median / 1e6:.0f} MB of {startup.planned_bytes / 1e6:.0f} MB "
+            "of weights, KV cache and work memory"
+        )
+    return table
 
 
 def _table(latency: Latency) -> list[str]:

@@ -32,6 +32,16 @@ fn assert_change_refused(change: impl FnOnce(&mut GgufWriter) -> &mut GgufWriter
 }
 
 #[test]
+fn weights_that_were_let_go_of_can_be_asked_for_again() {
+    let (_folder, path) = saved(&TinyModel::tied().gguf(|_| WeightFormat::F32));
+    let (mut checkpoint, mut untouched) = (Checkpoint::open(&path).unwrap(), Checkpoint::open(&path).unwrap());
+    for id in [WeightId::Embedding, WeightId::Down(0), WeightId::Head] {
+        checkpoint.release(id);
+    }
+    assert_eq!(all_weights(&mut checkpoint), all_weights(&mut untouched));
+}
+
+#[test]
 fn a_file_becomes_the_spec_that_its_fields_describe() {
     let checkpoint = opened(&tiny());
     let config = checkpoint.config();
