@@ -29,7 +29,7 @@ pub use step::{
     BlockCopy, GroupInputs, LEAST_LOGPROB, LogitRules, Penalties, SampleError, SampleRow, Sampled, ScoreRow, SeenToken,
     SpanInput, StepInputs, StepResult, TokenLogprobs, TokenMask,
 };
-pub use weights::{Codes, Matrix, WeightData, WeightFormat, WeightGroup, WeightId, WeightSource};
+pub use weights::{Codes, Matrix, ScaledCodes, WeightData, WeightFormat, WeightGroup, WeightId, WeightSource};
 
 /// A token's id in the model's vocabulary.
 pub type TokenId = u32;

@@ -6,8 +6,11 @@ use half::{bf16, f16};
 
 use crate::{BackendError, WeightShape};
 
-/// Values of one block in the GGUF formats octavo reads.
+/// Values that share a scale in the GGUF formats octavo reads; also the step in which blocks are handed out.
 pub const GGUF_BLOCK: usize = 32;
+
+/// Values of one block in the formats whose scales have a scale.
+const SUPER_BLOCK: usize = 256;
 
 /// A place in the decoder that holds weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -158,34 +161,61 @@ pub enum WeightFormat {
     Q4_1,
     /// GGUF: 32 values in 34 bytes, `d * code`.
     Q8_0,
+    /// GGUF: 256 values in 144 bytes, for each 32 of them `(d * s) * code - dmin * m` with 6 bits for `s` and `m`.
+    Q4K,
+    /// GGUF: 256 values in 210 bytes, for each 16 of them `d * s * (code - 32)` with 8 bits for `s`, 6 for a code.
+    Q6K,
 }
 
 impl WeightFormat {
     /// Every format.
-    pub const ALL: [WeightFormat; 6] = [
+    pub const ALL: [WeightFormat; 8] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::Bf16,
         WeightFormat::Q4_0,
         WeightFormat::Q4_1,
         WeightFormat::Q8_0,
+        WeightFormat::Q4K,
+        WeightFormat::Q6K,
     ];
+
+    /// Values that are stored together: the width of a matrix is a multiple of it.
+    pub fn block(self) -> usize {
+        match self {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
+            WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => GGUF_BLOCK,
+            WeightFormat::Q4K | WeightFormat::Q6K => SUPER_BLOCK,
+        }
+    }
+
+    /// Bytes of a block.
+    fn block_bytes(self) -> usize {
+        match self {
+            WeightFormat::F32 => 4,
+            WeightFormat::F16 | WeightFormat::Bf16 => 2,
+            WeightFormat::Q4_0 => 18,
+            WeightFormat::Q4_1 => 20,
+            WeightFormat::Q8_0 => 34,
+            WeightFormat::Q4K => 144,
+            WeightFormat::Q6K => 210,
+        }
+    }
 
     /// Bytes of one row of `columns` elements; `None` when the format cannot hold that many.
     pub fn row_bytes(self, columns: usize) -> Option<usize> {
-        let blocks = columns.is_multiple_of(GGUF_BLOCK).then_some(columns / GGUF_BLOCK);
-        match self {
-            WeightFormat::F32 => columns.checked_mul(4),
-            WeightFormat::F16 | WeightFormat::Bf16 => columns.checked_mul(2),
-            WeightFormat::Q4_0 => blocks?.checked_mul(18),
-            WeightFormat::Q4_1 => blocks?.checked_mul(20),
-            WeightFormat::Q8_0 => blocks?.checked_mul(34),
-        }
+        let blocks = columns.is_multiple_of(self.block()).then_some(columns / self.block());
+        blocks?.checked_mul(self.block_bytes())
     }
 
     /// True when values share scales in blocks.
     pub fn is_quantized(self) -> bool {
-        matches!(self, WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0)
+        self.block() > 1
+    }
+
+    /// True when a minimum is added to each value.
+    pub fn has_minima(self) -> bool {
+        matches!(self, WeightFormat::Q4_1 | WeightFormat::Q4K)
     }
 }
 
@@ -198,13 +228,16 @@ impl fmt::Display for WeightFormat {
             WeightFormat::Q4_0 => "Q4_0",
             WeightFormat::Q4_1 => "Q4_1",
             WeightFormat::Q8_0 => "Q8_0",
+            WeightFormat::Q4K => "Q4_K",
+            WeightFormat::Q6K => "Q6_K",
         })
     }
 }
 
 /// 32 weights as integers: `value = scale * code + minimum`.
 ///
-/// Q4_0 codes are already shifted to -8..=7 and Q8_0 codes are signed; both have minimum 0.
+/// Q4_0 codes are already shifted to -8..=7 and Q8_0 codes are signed; both have minimum 0. So have Q6_K codes, which are
+/// multiplied with their scale of 8 bits already: -4096..=4096.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Codes {
     /// Factor on the codes.
@@ -212,7 +245,37 @@ pub struct Codes {
     /// Added to each value.
     pub minimum: f32,
     /// The integers.
+    pub codes: [i16; GGUF_BLOCK],
+}
+
+/// 32 weights of a format whose scales have a scale, as they are stored.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScaledCodes {
+    /// Factor on the scales.
+    pub factor: f16,
+    /// Factor on the minimum; 0 in formats without.
+    pub minimum_factor: f16,
+    /// Of the first and of the last 16 codes.
+    pub scales: [i8; 2],
+    /// Subtracted from each value once it is multiplied by its factor.
+    pub minimum: u8,
+    /// Q4_K: 0..=15; Q6_K: -32..=31.
     pub codes: [i8; GGUF_BLOCK],
+}
+
+impl ScaledCodes {
+    fn codes(&self, format: WeightFormat) -> Codes {
+        let factor = self.factor.to_f32();
+        let scaled = |index: usize| i16::from(self.scales[index / 16]) * i16::from(self.codes[index]);
+        match format {
+            WeightFormat::Q6K => Codes { scale: factor, minimum: 0.0, codes: std::array::from_fn(scaled) },
+            _ => Codes {
+                scale: factor * f32::from(self.scales[0]),
+                minimum: -(self.minimum_factor.to_f32() * f32::from(self.minimum)),
+                codes: self.codes.map(i16::from),
+            },
+        }
+    }
 }
 
 impl Codes {
@@ -259,7 +322,7 @@ impl Matrix<'_> {
                     *out = bf16::from_le_bytes([b[0], b[1]]).to_f32();
                 }
             }
-            WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => {
+            _ => {
                 for (block, out) in output.chunks_exact_mut(GGUF_BLOCK).enumerate() {
                     let codes = self.data.format.decode_block(bytes, block);
                     for (out, code) in out.iter_mut().zip(codes.codes) {
@@ -283,12 +346,12 @@ impl WeightFormat {
     /// If the format is not quantised.
     pub fn decode_block(self, row: &[u8], block: usize) -> Codes {
         let half_at = |bytes: &[u8], at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
-        let mut codes = [0i8; GGUF_BLOCK];
+        let mut codes = [0i16; GGUF_BLOCK];
         // The low nibbles of 16 bytes are values 0..16, the high ones 16..32.
-        let nibbles = |codes: &mut [i8; GGUF_BLOCK], bytes: &[u8], shift: i8| {
+        let nibbles = |codes: &mut [i16; GGUF_BLOCK], bytes: &[u8], shift: i16| {
             for (i, byte) in bytes.iter().enumerate() {
-                codes[i] = (byte & 15) as i8 - shift;
-                codes[i + 16] = (byte >> 4) as i8 - shift;
+                codes[i] = i16::from(byte & 15) - shift;
+                codes[i + 16] = i16::from(byte >> 4) - shift;
             }
         };
         match self {
@@ -305,11 +368,62 @@ impl WeightFormat {
             WeightFormat::Q8_0 => {
                 let bytes = &row[block * 34..(block + 1) * 34];
                 for (code, byte) in codes.iter_mut().zip(&bytes[2..]) {
-                    *code = *byte as i8;
+                    *code = i16::from(*byte as i8);
                 }
                 Codes { scale: half_at(bytes, 0), minimum: 0.0, codes }
             }
+            WeightFormat::Q4K | WeightFormat::Q6K => self.decode_scaled(row, block).codes(self),
             other => panic!("{other} has no blocks"),
+        }
+    }
+
+    /// Values `32 * group` to `32 * (group + 1)` of a row's bytes, as they are stored.
+    ///
+    /// # Panics
+    /// If the scales of the format have no scale.
+    pub fn decode_scaled(self, row: &[u8], group: usize) -> ScaledCodes {
+        let (block, group) = (group / (SUPER_BLOCK / GGUF_BLOCK), group % (SUPER_BLOCK / GGUF_BLOCK));
+        let bytes = &row[block * self.block_bytes()..(block + 1) * self.block_bytes()];
+        let half_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        match self {
+            WeightFormat::Q4K => {
+                // Scales and minima of the first four groups have their 6 bits in a byte each; those of the last four have 4
+                // bits in a byte together, and 2 above the former.
+                let packed = &bytes[4..16];
+                let (scale, minimum) = match group {
+                    0..4 => (packed[group] & 63, packed[group + 4] & 63),
+                    _ => (
+                        packed[group + 4] & 15 | packed[group - 4] >> 6 << 4,
+                        packed[group + 4] >> 4 | packed[group] >> 6 << 4,
+                    ),
+                };
+                // 32 bytes hold two groups, the even one in their low nibbles.
+                let nibbles = &bytes[16 + group / 2 * 32..][..GGUF_BLOCK];
+                ScaledCodes {
+                    factor: half_at(0),
+                    minimum_factor: half_at(2),
+                    scales: [scale as i8; 2],
+                    minimum,
+                    codes: std::array::from_fn(|i| (nibbles[i] >> (group % 2 * 4) & 15) as i8),
+                }
+            }
+            WeightFormat::Q6K => {
+                // Two halves of 128 values. Of one, 64 bytes hold low bits, groups 0 and 1 in the low nibbles, 2 and 3 in the
+                // high ones; 32 bytes hold the high bits, two of each group.
+                let (half, group) = (group / 4, group % 4);
+                let low = &bytes[half * 64 + group % 2 * 32..][..GGUF_BLOCK];
+                let high = &bytes[128 + half * 32..][..GGUF_BLOCK];
+                let scales = &bytes[192 + half * 8 + group * 2..];
+                let code = |i: usize| low[i] >> (group / 2 * 4) & 15 | (high[i] >> (group * 2) & 3) << 4;
+                ScaledCodes {
+                    factor: half_at(208),
+                    minimum_factor: f16::ZERO,
+                    scales: [scales[0] as i8, scales[1] as i8],
+                    minimum: 0,
+                    codes: std::array::from_fn(|i| code(i) as i8 - 32),
+                }
+            }
+            other => panic!("the scales of {other} have no scale"),
         }
     }
 }

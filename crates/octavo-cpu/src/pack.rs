@@ -8,19 +8,23 @@
 //! | Q4_1 | 4 x 64 B codes, 16 f16 scales, 16 f16 minima |
 //! | Q4_0 | 4 x 64 B codes (with the zero point 8 still in), 16 f16 scales |
 //! | Q8_0 | 8 x 64 B codes + 128, 16 f16 scales |
+//! | Q4_K | 4 x 64 B codes, 16 B scales, 16 B minima; before 8 groups, 16 f16 factors of scales, 16 of minima, negated |
+//! | Q6_K | 4 x 64 B low bits, 2 x 64 B high bits, 2 x 16 B scales; before 8 groups, 16 f16 factors |
 //! | BF16 | `[k / 2][r][2]`, a last odd column paired with zeros |
 //! | F16, F32 | `[k][r]` |
 //!
 //! 64 bytes of codes are `[16 rows][4 bytes]`. In 8 bits, vector `i` holds columns `4i..4i + 4`; in 4 bits its low
-//! nibbles hold columns `8i..8i + 4` and its high nibbles `8i + 4..8i + 8`. So one register is 16 rows, each lane takes
-//! four products with the same four activations, and nothing is ever shuffled.
+//! nibbles hold columns `8i..8i + 4` and its high nibbles `8i + 4..8i + 8`. Byte `b` of the high bits' vector `h` holds two
+//! bits of each of the columns `16h + b`, `16h + 4 + b`, `16h + 8 + b` and `16h + 12 + b`. So one register is 16 rows, each
+//! lane takes four products with the same four activations, and nothing is ever shuffled.
 //!
 //! Quantised matrices whose inputs are bfloat16 in chains keep their groups, but a lane of 4 bytes belongs to a row and to
 //! the even or the odd columns, rows 0 to 7 in one vector and 8 to 15 in the next: what is widened from two such vectors is
-//! 16 rows of pairs. In 4 bits a lane's nibbles, lowest first, are eight columns two apart, in 8 bits its bytes four.
+//! 16 rows of pairs. In 4 bits a lane's nibbles, lowest first, are eight columns two apart, in 8 bits its bytes four. Codes of
+//! 6 bits have bytes of their own there.
 
 use half::{bf16, f16};
-use octavo_backend::{BackendError, Codes, InputRounding, Matrix, WeightFormat};
+use octavo_backend::{BackendError, InputRounding, Matrix, WeightFormat};
 
 use crate::{
     activation::RoundingSet,
@@ -41,16 +45,23 @@ const VECTOR: usize = 64;
 const LANE: usize = 4;
 /// Bytes of 16 half-precision scales.
 const SCALES: usize = 32;
+/// Groups of a block of a format whose scales have a scale.
+pub(crate) const SCALED_GROUPS: usize = 8;
 
-/// How one packed format lays out a group, as far as packing is concerned.
+/// How one packed format lays out its groups, as far as packing is concerned.
 #[derive(Debug, Clone, Copy)]
 struct GroupLayout {
-    /// Bits of a code.
+    format: WeightFormat,
+    /// Bits of a code; with 6 of them the higher two lie behind the others.
     code_bits: usize,
     /// Added to a code to make it unsigned.
     bias: i32,
-    /// Rows of 16 half-precision numbers after the codes: scales, then minima.
-    scale_rows: usize,
+    /// Bytes after the codes: scales, then minima.
+    tail: usize,
+    /// Groups of a block.
+    groups: usize,
+    /// Bytes before the groups of a block.
+    header: usize,
     /// Lanes hold the even or the odd columns of a row.
     in_pairs: bool,
 }
@@ -58,92 +69,148 @@ struct GroupLayout {
 impl GroupLayout {
     /// None for formats without groups.
     fn of(format: WeightFormat, rounding: InputRounding) -> Option<GroupLayout> {
-        let (code_bits, bias, scale_rows) = match format {
-            WeightFormat::Q4_0 => (4, 8, 1),
-            WeightFormat::Q4_1 => (4, 0, 2),
-            WeightFormat::Q8_0 => (8, 128, 1),
+        let in_pairs = rounding == InputRounding::Bf16Chains;
+        let (code_bits, bias, tail, groups, header) = match format {
+            WeightFormat::Q4_0 => (4, 8, SCALES, 1, 0),
+            WeightFormat::Q4_1 => (4, 0, 2 * SCALES, 1, 0),
+            WeightFormat::Q8_0 => (8, 128, SCALES, 1, 0),
+            WeightFormat::Q4K => (4, 0, 2 * TILE_ROWS, SCALED_GROUPS, 2 * SCALES),
+            WeightFormat::Q6K => (if in_pairs { 8 } else { 6 }, 32, 2 * TILE_ROWS, SCALED_GROUPS, SCALES),
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => return None,
         };
-        Some(GroupLayout { code_bits, bias, scale_rows, in_pairs: rounding == InputRounding::Bf16Chains })
+        Some(GroupLayout { format, code_bits, bias, tail, groups, header, in_pairs })
     }
 
     fn code_bytes(self) -> usize {
         TILE_ROWS * GROUP * self.code_bits / 8
     }
 
+    /// Of a group.
     fn bytes(self) -> usize {
-        self.code_bytes() + self.scale_rows * SCALES
+        self.code_bytes() + self.tail
     }
 
-    /// The byte and the shift at which a row's code of one column lies.
+    /// Of all groups of a tile.
+    fn tile_bytes(self, columns: usize) -> usize {
+        columns / GROUP / self.groups * (self.header + self.groups * self.bytes())
+    }
+
+    /// Where the header of a group's block begins, and where the group.
+    fn places(self, group: usize) -> (usize, usize) {
+        let header = group / self.groups * (self.header + self.groups * self.bytes());
+        (header, header + self.header + group % self.groups * self.bytes())
+    }
+
+    /// The byte and the shift at which a row's code of one column lies; of 6 bits, the lower four.
     fn place(self, row: usize, column: usize) -> (usize, usize) {
         if self.in_pairs {
             let codes = 32 / self.code_bits;
             let (half, lane, pair) = (row / 8, row % 8 * 2 + column % 2, column / 2);
             let vector = pair / codes * 2 + half;
             let bit = pair % codes * self.code_bits;
-            return (vector * VECTOR + lane * 4 + bit / 8, bit % 8);
+            return (vector * VECTOR + lane * LANE + bit / 8, bit % 8);
         }
         match self.code_bits {
-            4 => (column / 8 * VECTOR + row * 4 + column % 4, column / 4 % 2 * 4),
-            _ => (column / 4 * VECTOR + row * 4 + column % 4, 0),
+            8 => (column / 4 * VECTOR + row * LANE + column % 4, 0),
+            _ => (column / 8 * VECTOR + row * LANE + column % 4, column / 4 % 2 * 4),
         }
     }
 
+    /// Of the higher two of 6 bits.
+    fn high_place(self, row: usize, column: usize) -> (usize, usize) {
+        (GROUP / 8 * VECTOR + column / 16 * VECTOR + row * LANE + column % 4, column / 4 % 4 * 2)
+    }
+
+    /// Packs a group of a row.
+    fn write(self, tile: &mut [u8], row: usize, group: usize, source: &[u8]) {
+        let (header, start) = self.places(group);
+        let tail = start + self.code_bytes();
+        let mut put = |at: usize, value: f16| tile[at + row * 2..][..2].copy_from_slice(&value.to_le_bytes());
+        if self.groups == 1 {
+            let codes = self.format.decode_block(source, group);
+            for (index, value) in [codes.scale, codes.minimum].into_iter().take(self.tail / SCALES).enumerate() {
+                put(tail + index * SCALES, f16::from_f32(value));
+            }
+            return self.write_codes(&mut tile[start..tail], row, &codes.codes);
+        }
+        let codes = self.format.decode_scaled(source, group);
+        put(header, codes.factor);
+        let second = if self.format == WeightFormat::Q4K {
+            put(header + SCALES, -codes.minimum_factor);
+            codes.minimum
+        } else {
+            codes.scales[1] as u8
+        };
+        (tile[tail + row], tile[tail + TILE_ROWS + row]) = (codes.scales[0] as u8, second);
+        self.write_codes(&mut tile[start..tail], row, &codes.codes.map(i16::from));
+    }
+
     /// Codes go where [`GroupLayout::place`] says, a lane at a time.
-    fn write(self, group: &mut [u8], row: usize, codes: &Codes) {
-        let codes_of = |column: usize| u32::from((i32::from(codes.codes[column]) + self.bias) as u8);
+    fn write_codes(self, group: &mut [u8], row: usize, codes: &[i16; GROUP]) {
+        let code = |column: usize| u32::from((i32::from(codes[column]) + self.bias) as u8);
         let mut put = |vector: usize, lane: usize, bits: u32| {
             let at = vector * VECTOR + lane * LANE;
             group[at..at + LANE].copy_from_slice(&bits.to_le_bytes());
         };
         match (self.in_pairs, self.code_bits) {
-            (false, 4) => {
-                for vector in 0..GROUP / 8 {
-                    let byte = |b: usize| (codes_of(8 * vector + b) | codes_of(8 * vector + 4 + b) << 4) << (8 * b);
-                    put(vector, row, byte(0) | byte(1) | byte(2) | byte(3));
-                }
-            }
-            (false, _) => {
-                for vector in 0..GROUP / 4 {
-                    let byte = |b: usize| codes_of(4 * vector + b) << (8 * b);
-                    put(vector, row, byte(0) | byte(1) | byte(2) | byte(3));
-                }
-            }
             (true, bits) => {
-                let codes = 32 / bits;
-                for (vectors, parity) in (0..GROUP / 2 / codes).flat_map(|vectors| [(vectors, 0), (vectors, 1)]) {
-                    let code = |index: usize| codes_of(2 * (vectors * codes + index) + parity) << (bits * index);
-                    let lane = (0..codes).fold(0, |lane, index| lane | code(index));
-                    put(2 * vectors + row / 8, row % 8 * 2 + parity, lane);
+                let count = 32 / bits;
+                for (vectors, parity) in (0..GROUP / 2 / count).flat_map(|vectors| [(vectors, 0), (vectors, 1)]) {
+                    let at = |index: usize| code(2 * (vectors * count + index) + parity) << (bits * index);
+                    let bits = (0..count).fold(0, |bits, index| bits | at(index));
+                    put(2 * vectors + row / 8, row % 8 * 2 + parity, bits);
                 }
             }
-        }
-        for (index, value) in [codes.scale, codes.minimum].into_iter().take(self.scale_rows).enumerate() {
-            let at = self.code_bytes() + index * SCALES + row * 2;
-            group[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+            (false, 8) => {
+                for vector in 0..GROUP / 4 {
+                    put(vector, row, lane(|b| code(4 * vector + b)));
+                }
+            }
+            (false, bits) => {
+                for vector in 0..GROUP / 8 {
+                    put(vector, row, lane(|b| code(8 * vector + b) & 15 | (code(8 * vector + 4 + b) & 15) << 4));
+                }
+                for half in (0..GROUP / 16).filter(|_| bits == 6) {
+                    let pair = |b: usize, part: usize| (code(16 * half + 4 * part + b) >> 4) << (2 * part);
+                    put(GROUP / 8 + half, row, lane(|b| pair(b, 0) | pair(b, 1) | pair(b, 2) | pair(b, 3)));
+                }
+            }
         }
     }
 
-    fn read(self, group: &[u8], row: usize) -> Codes {
-        let mask = (1 << self.code_bits) - 1;
-        let mut codes = [0; GROUP];
-        for (column, code) in codes.iter_mut().enumerate() {
-            let (byte, shift) = self.place(row, column);
-            *code = ((i32::from(group[byte]) >> shift & mask) - self.bias) as i8;
-        }
-        let half_row = |index: usize| {
-            let at = self.code_bytes() + index * SCALES + row * 2;
-            f16::from_le_bytes([group[at], group[at + 1]]).to_f32()
+    /// The values of a group of a row.
+    fn read(self, tile: &[u8], row: usize, group: usize) -> [f32; GROUP] {
+        let (header, start) = self.places(group);
+        let tail = start + self.code_bytes();
+        let bits = |(byte, shift): (usize, usize), mask: i32| i32::from(tile[start + byte]) >> shift & mask;
+        let code = |column: usize| {
+            let code = match self.code_bits {
+                6 => bits(self.place(row, column), 15) | bits(self.high_place(row, column), 3) << 4,
+                bits_of => bits(self.place(row, column), (1 << bits_of) - 1),
+            };
+            (code - self.bias) as f32
         };
-        Codes { scale: half_row(0), minimum: if self.scale_rows > 1 { half_row(1) } else { 0.0 }, codes }
+        let half = |at: usize| f16::from_le_bytes([tile[at + row * 2], tile[at + row * 2 + 1]]).to_f32();
+        let byte = |index: usize| f32::from(tile[tail + index * TILE_ROWS + row] as i8);
+        std::array::from_fn(|column| match self.format {
+            WeightFormat::Q4K => half(header) * byte(0) * code(column) + half(header + SCALES) * byte(1),
+            WeightFormat::Q6K => half(header) * (byte(column / 16) * code(column) + 0.0) + 0.0,
+            _ if self.tail > SCALES => half(tail) * code(column) + half(tail + SCALES),
+            _ => half(tail) * code(column) + 0.0,
+        })
     }
+}
+
+/// Four bytes, the first one lowest.
+#[inline(always)]
+fn lane(byte: impl Fn(usize) -> u32) -> u32 {
+    byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24
 }
 
 /// Bytes of one tile.
 fn tile_bytes(format: WeightFormat, rounding: InputRounding, columns: usize) -> usize {
     match GroupLayout::of(format, rounding) {
-        Some(layout) => columns / GROUP * layout.bytes(),
+        Some(layout) => layout.tile_bytes(columns),
         None if format == WeightFormat::Bf16 => columns.div_ceil(2) * VECTOR,
         None if format == WeightFormat::F16 => columns * TILE_ROWS * 2,
         None => columns * TILE_ROWS * 4,
@@ -153,9 +220,9 @@ fn tile_bytes(format: WeightFormat, rounding: InputRounding, columns: usize) -> 
 /// How the input of a matmul with weights of this format is rounded.
 fn input_rounding(format: WeightFormat, activations: ActivationType) -> InputRounding {
     match format {
-        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => activations.quantized_input(),
         WeightFormat::Bf16 => activations.bf16_input(),
         WeightFormat::F16 | WeightFormat::F32 => InputRounding::None,
+        _ => activations.quantized_input(),
     }
 }
 
@@ -314,11 +381,8 @@ impl PackedMatrix {
         let bytes = &self.data.elements::<u8>()[start..start + part.tile_bytes];
         let output = &mut output[..self.columns];
         if let Some(layout) = GroupLayout::of(part.format, part.rounding) {
-            for (group, out) in bytes.chunks_exact(layout.bytes()).zip(output.chunks_exact_mut(GROUP)) {
-                let codes = layout.read(group, row);
-                for (out, code) in out.iter_mut().zip(codes.codes) {
-                    *out = codes.scale * f32::from(code) + codes.minimum;
-                }
+            for (group, out) in output.chunks_exact_mut(GROUP).enumerate() {
+                out.copy_from_slice(&layout.read(bytes, row, group));
             }
             return;
         }
@@ -360,7 +424,7 @@ fn check(matrix: &Matrix, columns: usize) -> Result<(), BackendError> {
         None => Err(BackendError::Unsupported {
             what: "columns of a block-quantised matrix",
             found: format!("{columns} in {format}"),
-            expected: format!("a multiple of {GROUP}"),
+            expected: format!("a multiple of {}", format.block()),
         }),
         Some(expected) if expected != matrix.data.bytes.len() => Err(BackendError::Unsupported {
             what: "size of a matrix",
@@ -394,8 +458,8 @@ fn pack_tile(matrix: &Matrix, rounding: InputRounding, tile: usize, bytes: &mut 
     for row in 0..TILE_ROWS.min(matrix.rows - first) {
         let source = matrix.row_bytes(first + row);
         if let Some(layout) = GroupLayout::of(format, rounding) {
-            for (group, bytes) in bytes.chunks_exact_mut(layout.bytes()).enumerate() {
-                layout.write(bytes, row, &format.decode_block(source, group));
+            for group in 0..matrix.columns / GROUP {
+                layout.write(bytes, row, group, source);
             }
             continue;
         }
@@ -434,7 +498,8 @@ mod tests {
     fn a_packed_row_reads_back_as_it_was() {
         let types = [ActivationType::Int8, ActivationType::Bf16];
         for (format, activations) in WeightFormat::ALL.into_iter().flat_map(|format| types.map(|kind| (format, kind))) {
-            for (rows, columns) in [(1, 32), (5, 96), (16, 64), (33, 576)] {
+            for (rows, columns) in [(1, 32usize), (5, 96), (16, 64), (33, 576)] {
+                let columns = columns.next_multiple_of(format.block());
                 let matrix = random_matrix(format, rows, columns, 11);
                 let packed = PackedMatrix::pack(std::slice::from_ref(&matrix), activations).unwrap();
                 assert_eq!((packed.rows(), packed.columns()), (rows, columns));
@@ -490,8 +555,10 @@ mod tests {
             (WeightFormat::Bf16, 1024),
             (WeightFormat::F16, 1024),
             (WeightFormat::F32, 2048),
+            (WeightFormat::Q4K, 296),
+            (WeightFormat::Q6K, 420),
         ] {
-            assert_eq!(tile_bytes(format, InputRounding::Int8Group32, 32), bytes, "{format}");
+            assert_eq!(tile_bytes(format, InputRounding::Int8Group32, 256), 8 * bytes, "{format}");
         }
     }
 

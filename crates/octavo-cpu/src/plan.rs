@@ -1,5 +1,7 @@
 //! A loaded model: packed weights, the KV cache, and work memory for the largest step.
 
+use std::collections::BTreeSet;
+
 use octavo_backend::{
     BackendError, DecoderSpec, Footprint, InputRounding, KvType, MlpSpec, StepInputs, StepLimits, WeightSource,
 };
@@ -124,7 +126,7 @@ impl SamplerBuffers {
     }
 }
 
-/// Inputs of all matmuls; those of one width and the same roundings share memory, since they are never needed together.
+/// Inputs of all matmuls; those of one width and the same roundings share memory where they are never needed together.
 pub(crate) struct MatmulInputs {
     pub activations: Vec<Activations>,
     pub head: usize,
@@ -210,13 +212,13 @@ impl CpuPlan {
                 schedule: sizes.shape_of_layer[index],
                 rope: sizes.rope_of_layer[index],
                 intermediate_size: intermediate_size(&spec.layers[index].mlp),
-                qkv: inputs.of(&layer.qkv),
-                output: inputs.of(&layer.output),
-                gate_up: inputs.of(&layer.gate_up),
-                down: inputs.of(&layer.down),
+                qkv: inputs.of(&layer.qkv, Origin::Rows),
+                output: inputs.of(&layer.output, Origin::Rows),
+                gate_up: inputs.of(&layer.gate_up, Origin::Rows),
+                down: inputs.of(&layer.down, Origin::Gated),
             });
         }
-        let head = inputs.of(weights.head());
+        let head = inputs.of(weights.head(), Origin::Rows);
         let schedules =
             sizes.shapes.iter().map(|shape| AttentionSchedule::new(*shape, tile(machine.isa, shape.head_size), limits));
         Ok(CpuPlan {
@@ -277,12 +279,21 @@ pub(crate) struct Machine {
 /// Which activations there must be.
 #[derive(Default)]
 struct InputsPlan {
-    kinds: Vec<(RoundingSet, usize)>,
+    kinds: Vec<(RoundingSet, usize, Origin)>,
+}
+
+/// Where activations come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// What is complete before it is written.
+    Rows,
+    /// A product that still reads its own inputs while it writes these.
+    Gated,
 }
 
 impl InputsPlan {
-    fn of(&mut self, matrix: &PackedMatrix) -> usize {
-        let kind = (matrix.input_roundings(), matrix.columns());
+    fn of(&mut self, matrix: &PackedMatrix, origin: Origin) -> usize {
+        let kind = (matrix.input_roundings(), matrix.columns(), origin);
         self.kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
             self.kinds.push(kind);
             self.kinds.len() - 1
@@ -290,22 +301,18 @@ impl InputsPlan {
     }
 
     fn take(self, isa: Isa, rows: usize) -> Result<Vec<Activations>, BackendError> {
-        let taken = self.kinds.into_iter().map(|(roundings, columns)| Activations::new(isa, roundings, columns, rows));
+        let taken = self.kinds.into_iter().map(|(roundings, columns, _)| Activations::new(isa, roundings, columns, rows));
         taken.collect()
     }
 }
 
 /// Bytes of all activations if every width needed every rounding: which ones it needs, only the checkpoint knows.
 fn inputs_bytes(spec: &DecoderSpec, rows: usize, activations: ActivationType) -> usize {
-    let mut widths = vec![spec.hidden_size];
-    for layer in &spec.layers {
-        widths.push(layer.attention.num_heads * layer.attention.head_size);
-        widths.push(intermediate_size(&layer.mlp));
-    }
-    widths.sort_unstable();
-    widths.dedup();
+    let attention = spec.layers.iter().map(|layer| layer.attention.num_heads * layer.attention.head_size);
+    let plain: BTreeSet<usize> = attention.chain([spec.hidden_size]).collect();
+    let gated: BTreeSet<usize> = spec.layers.iter().map(|layer| intermediate_size(&layer.mlp)).collect();
     let all = [InputRounding::None, InputRounding::Bf16, activations.quantized_input()].into_iter().collect();
-    widths.into_iter().map(|width| Activations::footprint(all, width, rows)).sum()
+    plain.into_iter().chain(gated).map(|width| Activations::footprint(all, width, rows)).sum()
 }
 
 /// Refuses a spec that the arithmetic below would divide by or index beyond.

@@ -6,7 +6,7 @@ use crate::{Backend, Reference, WeightFormat};
 
 pub(super) fn bits_equal_the_mirrored_reference<B: Backend>(make: &impl Fn() -> B) {
     for format in WeightFormat::ALL {
-        for hidden_size in [32, 96, 576] {
+        for hidden_size in [32, 96, 576].map(|size: usize| size.next_multiple_of(format.block())) {
             for vocab_size in [33, 100] {
                 let shape = TinyShape { vocab_size, hidden_size, num_layers: 0, format, ..TinyShape::default() };
                 compare(&format!("head {format} {vocab_size} x {hidden_size}"), make, shape);
@@ -17,7 +17,8 @@ pub(super) fn bits_equal_the_mirrored_reference<B: Backend>(make: &impl Fn() -> 
 
 pub(super) fn tied_head_reads_the_embedding<B: Backend>(make: &impl Fn() -> B) {
     for format in WeightFormat::ALL {
-        let shape = TinyShape { num_layers: 0, format, tied: true, ..TinyShape::default() };
+        let hidden_size = 64usize.next_multiple_of(format.block());
+        let shape = TinyShape { num_layers: 0, hidden_size, format, tied: true, ..TinyShape::default() };
         compare(&format!("tied head {format}"), make, shape);
     }
 }

@@ -175,6 +175,24 @@ impl Random {
                 WeightFormat::Q4_0 => self.blocks(&mut bytes, columns, size / 8.0, None, 16),
                 WeightFormat::Q4_1 => self.blocks(&mut bytes, columns, size / 7.5, Some(-size), 16),
                 WeightFormat::Q8_0 => self.blocks(&mut bytes, columns, size / 127.0, None, 32),
+                WeightFormat::Q4K => {
+                    for _ in 0..columns / format.block() {
+                        // Scales of 32 to 63, and minima of as much, so that values lie about 0.
+                        bytes.extend(f16::from_f32(size / 7.5 / 48.0).to_le_bytes());
+                        bytes.extend(f16::from_f32(size / 48.0).to_le_bytes());
+                        let [first, last] = [0, 1].map(|_| [0; 4].map(|_: u8| self.bits() as u8));
+                        let first = first.map(|bits| bits & 0x1f | 0xa0);
+                        bytes.extend([first, first, last.map(|bits| bits & 15 | bits << 4)].concat());
+                        bytes.extend((0..128).map(|_| self.bits() as u8));
+                    }
+                }
+                WeightFormat::Q6K => {
+                    for _ in 0..columns / format.block() {
+                        bytes.extend((0..192).map(|_| self.bits() as u8));
+                        bytes.extend((0..16).map(|_| (self.bits() % 128) as u8 ^ 0xc0));
+                        bytes.extend(f16::from_f32(size / 32.0 / 64.0).to_le_bytes());
+                    }
+                }
             }
         }
         Matrix { rows, columns, data: WeightData { format, bytes: Cow::Owned(bytes) } }
@@ -202,6 +220,8 @@ fn nan_row(format: WeightFormat, columns: usize) -> Vec<u8> {
         WeightFormat::Q4_0 => ([&half_nan[..], &[0; 16]].concat(), columns / 32),
         WeightFormat::Q4_1 => ([&half_nan[..], &half_nan, &[0; 16]].concat(), columns / 32),
         WeightFormat::Q8_0 => ([&half_nan[..], &[0; 32]].concat(), columns / 32),
+        WeightFormat::Q4K => ([&half_nan[..], &half_nan, &[0; 140]].concat(), columns / 256),
+        WeightFormat::Q6K => ([&[1; 208][..], &half_nan].concat(), columns / 256),
     };
     element.repeat(count)
 }

@@ -10,7 +10,10 @@ const TABLE: [u32; 8] = [5, 11, 0, 7, 2, 9, 4, 10];
 const STRANGER: [u32; 4] = [1, 3, 6, 8];
 
 fn model(format: WeightFormat) -> TinyModel {
-    let shape = TinyShape { num_layers: 2, group_size: 3, window: Some(40), format, ..TinyShape::default() };
+    let mut shape = TinyShape { num_layers: 2, group_size: 3, window: Some(40), format, ..TinyShape::default() };
+    if format.block() > 32 {
+        shape = TinyShape { hidden_size: 256, intermediate_size: 256, head_size: 64, group_size: 2, ..shape };
+    }
     TinyModel::new(shape, 23)
 }
 

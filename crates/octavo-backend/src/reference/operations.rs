@@ -108,7 +108,7 @@ fn dot_in_groups(matrix: &Matrix<'_>, row: usize, groups: &[ActivationGroup]) ->
         let weights = matrix.codes(row, block);
         let dot: i32 = weights.codes.iter().zip(group.codes).map(|(&w, x)| i32::from(w) * i32::from(x)).sum();
         sum = (dot as f32 * group.scale).mul_add(weights.scale, sum);
-        if matrix.data.format == WeightFormat::Q4_1 {
+        if matrix.data.format.has_minima() {
             sum = weights.minimum.mul_add(group.scale * group.sum() as f32, sum);
         }
     }

@@ -31,8 +31,22 @@ pub(crate) struct Int8Record {
     pub scaled_sum: f32,
     /// -8 times the sum of the codes: takes the zero point of 4-bit codes off a dot product.
     pub nibble_correction: i32,
+    /// -32 times the sum of the first 16 codes: takes the zero point of 6-bit codes off the product with these.
+    pub half_correction: i32,
+}
+
+impl Int8Record {
     /// -128 times the sum of the codes: takes the bias of 8-bit codes off a dot product.
-    pub biased_correction: i32,
+    #[inline(always)]
+    pub fn biased_correction(&self) -> i32 {
+        16 * self.nibble_correction
+    }
+
+    /// As [`Int8Record::half_correction`], of the last 16 codes.
+    #[inline(always)]
+    pub fn second_half_correction(&self) -> i32 {
+        4 * self.nibble_correction - self.half_correction
+    }
 }
 
 /// Bytes from one record to the next.

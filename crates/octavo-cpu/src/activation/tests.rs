@@ -43,7 +43,9 @@ fn check_int8(activations: &Activations, row: usize, expected: &[f32]) {
         assert!(same(found.scale, expected.scale), "row {row}, group {group}");
         assert!(same(found.scaled_sum, expected.scale * expected.sum() as f32), "row {row}, group {group}");
         assert_eq!(found.nibble_correction, -8 * expected.sum());
-        assert_eq!(found.biased_correction, -128 * expected.sum());
+        assert_eq!(found.biased_correction(), -128 * expected.sum());
+        let halves = [0, 16].map(|at| expected.codes[at..at + 16].iter().map(|code| i32::from(*code)).sum::<i32>());
+        assert_eq!([found.half_correction, found.second_half_correction()], halves.map(|sum| -32 * sum));
     }
 }
 

@@ -88,7 +88,7 @@ unsafe fn write_int8_group<S: Simd>(simd: S, low: S::F, high: S::F, record: *mut
         let codes = (&raw mut (*record).codes).cast::<i8>();
         simd.store_i8(codes, low);
         simd.store_i8(codes.add(LANES), high);
-        finish_record(record, largest * (1.0 / 127.0), simd.fold_int(simd.add_int(low, high)));
+        finish_record(record, largest * (1.0 / 127.0), simd.fold_int(low), simd.fold_int(high));
     }
 }
 
@@ -99,18 +99,19 @@ unsafe fn write_unusual_group(values: &[f32; ACTIVATION_GROUP], record: *mut Int
     // SAFETY: the caller's: the record is writable.
     unsafe {
         (*record).codes = group.codes;
-        finish_record(record, group.scale, group.sum());
+        let first: i32 = group.codes[..LANES].iter().map(|code| i32::from(*code)).sum();
+        finish_record(record, group.scale, first, group.sum() - first);
     }
 }
 
 #[inline(always)]
-unsafe fn finish_record(record: *mut Int8Record, scale: f32, sum: i32) {
+unsafe fn finish_record(record: *mut Int8Record, scale: f32, first: i32, second: i32) {
     // SAFETY: the caller's: the record is writable.
     unsafe {
         (*record).scale = scale;
-        (*record).scaled_sum = scale * sum as f32;
-        (*record).nibble_correction = -8 * sum;
-        (*record).biased_correction = -128 * sum;
+        (*record).scaled_sum = scale * (first + second) as f32;
+        (*record).nibble_correction = -8 * (first + second);
+        (*record).half_correction = -32 * first;
     }
 }
 

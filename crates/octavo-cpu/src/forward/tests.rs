@@ -29,8 +29,11 @@ fn inputs(model: &TinyModel) -> StepInputs {
 fn logits_have_the_bits_of_the_mirrored_reference_and_logprobs_follow_from_them() {
     let limits = StepLimits { max_rows: ROWS, max_spans: 1, max_positions: ROWS, block_size: 16, num_blocks: vec![3] };
     for format in WeightFormat::ALL {
-        let shape =
+        let mut shape =
             TinyShape { vocab_size: VOCAB_SIZE, hidden_size: 576, num_layers: 2, format, ..TinyShape::default() };
+        if format.block() > 32 {
+            shape = TinyShape { hidden_size: 768, intermediate_size: 256, head_size: 64, ..shape };
+        }
         let model = TinyModel::new(shape, 61);
         let inputs = inputs(&model);
         for isa in Isa::supported() {

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use super::kernels::{Bf16, Grouped, Weights, prefetch};
 use crate::{
     activation::{BF16_RECORD, ROW_BLOCK},
-    pack::{GROUP, TILE_ROWS},
+    pack::GROUP,
     simd::Simd,
 };
 
@@ -28,18 +28,15 @@ pub(super) struct Line<S: Simd> {
 }
 
 impl<S: Simd> Line<S> {
+    /// Those of column `column` of a group.
+    ///
     /// # Safety
-    /// `group` is a group of the format.
+    /// They are a header and a group of the format.
     #[inline(always)]
-    pub unsafe fn load<W: Grouped>(simd: S, group: *const u8) -> Line<S> {
-        // SAFETY: the caller's: scales follow the codes, minima follow them.
+    pub unsafe fn load<W: Grouped>(simd: S, header: *const u8, group: *const u8, column: usize) -> Line<S> {
+        // SAFETY: the caller's.
         unsafe {
-            let scales = group.add(W::CODE_BYTES);
-            let factor = simd.load_f16(scales.cast());
-            let minimum = match W::HAS_MINIMA {
-                true => simd.load_f16(scales.add(2 * TILE_ROWS).cast()),
-                false => simd.splat(0.0),
-            };
+            let (factor, minimum) = W::scales(simd, header, group, column * W::LINES / GROUP);
             let offset = simd.fma(factor, simd.splat(-zero::<W>()), minimum);
             let (factors, offsets) = (simd.double_lanes(factor), simd.double_lanes(offset));
             Line { low: (factors.0, offsets.0), high: (factors.1, offsets.1) }
@@ -57,19 +54,24 @@ impl<W: Grouped> Weights for Chains<W> {
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize>(
         simd: S,
-        mut weights: *const u8,
+        weights: *const u8,
         mut activations: *const u8,
         columns: usize,
     ) -> [S::F; M] {
         let codes = const { 32 / W::BITS };
         let mut sums = [simd.splat(0.0); M];
-        for _ in 0..columns / GROUP {
+        for group in 0..columns / GROUP {
+            let header = weights.wrapping_add(W::header(group));
+            let group = weights.wrapping_add(W::start(group));
             let (mut low, mut high) = ([simd.splat(0.0); M], [simd.splat(0.0); M]);
             // SAFETY: the caller's: a group is 16 pairs of columns, then scales and minima.
             unsafe {
-                let line = Line::load::<W>(simd, weights);
+                let mut line = Line::load::<W>(simd, header, group, 0);
                 for vector in 0..GROUP / 2 / codes {
-                    let words = weights.add(vector * 128);
+                    if W::LINES > 1 && 2 * codes * vector == GROUP / 2 {
+                        line = Line::load::<W>(simd, header, group, GROUP / 2);
+                    }
+                    let words = group.add(vector * 128);
                     prefetch(simd, words);
                     prefetch(simd, words.add(64));
                     let words = (simd.load_bytes(words), simd.load_bytes(words.add(64)));
@@ -86,7 +88,6 @@ impl<W: Grouped> Weights for Chains<W> {
                         }
                     }
                 }
-                weights = weights.add(W::BYTES);
             }
             for m in 0..M {
                 sums[m] = simd.add(sums[m], simd.add_pairs(low[m], high[m]));

@@ -6,7 +6,7 @@
 use super::{Mode, TileJob};
 use crate::{
     activation::{BF16_RECORD, F32_RECORD, INT8_RECORD, Int8Record, ROW_BLOCK},
-    pack::{GROUP, TILE_ROWS},
+    pack::{GROUP, SCALED_GROUPS, TILE_ROWS},
     simd::{LANES, Simd, simd_shells},
 };
 
@@ -32,7 +32,7 @@ pub(super) trait Weights: 'static {
     ) -> [S::F; M];
 }
 
-/// A format of codes in groups, with half-precision scales.
+/// A format of codes in groups.
 pub(super) trait Grouped: 'static {
     /// Bits of a code.
     const BITS: usize;
@@ -40,28 +40,110 @@ pub(super) trait Grouped: 'static {
     const HAS_MINIMA: bool;
     /// What a stored code is above its value.
     const ZERO: u8;
+    /// Bytes after the codes of a group of a tile.
+    const TAIL: usize;
+    /// Groups of a block.
+    const GROUPS: usize = 1;
+    /// Bytes of a tile before the groups of a block.
+    const HEADER: usize = 0;
+    /// Scales of a group; they are of as many columns each.
+    const LINES: usize = 1;
     /// Of the codes of a group of a tile.
     const CODE_BYTES: usize = GROUP * TILE_ROWS * Self::BITS / 8;
     /// Of a group of a tile: codes, scales, minima.
-    const BYTES: usize = Self::CODE_BYTES + 2 * TILE_ROWS * (1 + Self::HAS_MINIMA as usize);
+    const BYTES: usize = Self::CODE_BYTES + Self::TAIL;
+    /// Of a block of a tile.
+    const BLOCK_BYTES: usize = Self::HEADER + Self::GROUPS * Self::BYTES;
+
+    /// Where a group's header begins in a tile.
+    #[inline(always)]
+    fn header(group: usize) -> usize {
+        group / Self::GROUPS * Self::BLOCK_BYTES
+    }
+
+    /// Where a group begins in a tile.
+    #[inline(always)]
+    fn start(group: usize) -> usize {
+        Self::header(group) + Self::HEADER + group % Self::GROUPS * Self::BYTES
+    }
+
+    /// The scales of a group's line `line`, and the minima, which are 0 in formats without.
+    ///
+    /// # Safety
+    /// They are a header and a group of the format.
+    unsafe fn scales<S: Simd>(simd: S, header: *const u8, group: *const u8, line: usize) -> (S::F, S::F);
 }
 
-impl Grouped for Q4_0 {
-    const BITS: usize = 4;
-    const HAS_MINIMA: bool = false;
-    const ZERO: u8 = 8;
+/// Half-precision scales, and minima where there are any, behind the codes.
+macro_rules! grouped {
+    ($format:ident, $bits:literal, $zero:literal, $has_minima:literal) => {
+        impl Grouped for $format {
+            const BITS: usize = $bits;
+            const HAS_MINIMA: bool = $has_minima;
+            const ZERO: u8 = $zero;
+            const TAIL: usize = 2 * TILE_ROWS * (1 + $has_minima as usize);
+
+            #[inline(always)]
+            unsafe fn scales<S: Simd>(simd: S, _: *const u8, group: *const u8, _: usize) -> (S::F, S::F) {
+                // SAFETY: the caller's.
+                unsafe {
+                    let scales = group.add(Self::CODE_BYTES);
+                    let minima = match $has_minima {
+                        true => simd.load_f16(scales.add(2 * TILE_ROWS).cast()),
+                        false => simd.splat(0.0),
+                    };
+                    (simd.load_f16(scales.cast()), minima)
+                }
+            }
+        }
+    };
 }
 
-impl Grouped for Q4_1 {
+grouped!(Q4_0, 4, 8, false);
+grouped!(Q4_1, 4, 0, true);
+grouped!(Q8_0, 8, 128, false);
+
+impl Grouped for Q4K {
     const BITS: usize = 4;
     const HAS_MINIMA: bool = true;
     const ZERO: u8 = 0;
+    const TAIL: usize = 2 * TILE_ROWS;
+    const GROUPS: usize = SCALED_GROUPS;
+    const HEADER: usize = 4 * TILE_ROWS;
+
+    /// Products of 11 and 6 bits, which are exact.
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(simd: S, header: *const u8, group: *const u8, _: usize) -> (S::F, S::F) {
+        // SAFETY: the caller's.
+        unsafe {
+            let tail = group.add(Self::CODE_BYTES).cast::<i8>();
+            let scales = simd.int_to_float(simd.load_i8(tail));
+            let minima = simd.int_to_float(simd.load_i8(tail.add(TILE_ROWS)));
+            let factors = (simd.load_f16(header.cast()), simd.load_f16(header.add(2 * TILE_ROWS).cast()));
+            (simd.mul(factors.0, scales), simd.mul(factors.1, minima))
+        }
+    }
 }
 
-impl Grouped for Q8_0 {
+/// As it lies where inputs are bfloat16 in chains, a byte a code.
+impl Grouped for Q6K {
     const BITS: usize = 8;
     const HAS_MINIMA: bool = false;
-    const ZERO: u8 = 128;
+    const ZERO: u8 = 32;
+    const TAIL: usize = 2 * TILE_ROWS;
+    const GROUPS: usize = SCALED_GROUPS;
+    const HEADER: usize = 2 * TILE_ROWS;
+    const LINES: usize = 2;
+
+    /// Products of 11 and 8 bits, which are exact.
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(simd: S, header: *const u8, group: *const u8, line: usize) -> (S::F, S::F) {
+        // SAFETY: the caller's.
+        unsafe {
+            let scales = simd.load_i8(group.add(Self::CODE_BYTES + line * TILE_ROWS).cast());
+            (simd.mul(simd.load_f16(header.cast()), simd.int_to_float(scales)), simd.splat(0.0))
+        }
+    }
 }
 
 /// Runs one job.
@@ -98,8 +180,8 @@ simd_shells! {
 
 /// The field of the record of row `m`.
 macro_rules! field {
-    ($activations:expr, $m:expr, $field:ident) => {
-        (*$activations.add($m * INT8_RECORD).cast::<Int8Record>()).$field
+    ($activations:expr, $m:expr, $field:ident $($call:tt)*) => {
+        (*$activations.add($m * INT8_RECORD).cast::<Int8Record>()).$field $($call)*
     };
 }
 
@@ -164,12 +246,11 @@ unsafe fn add_scaled<S: Simd, const M: usize>(
     simd: S,
     sums: &mut [S::F; M],
     dots: [S::I; M],
-    scales: *const u8,
+    scales: S::F,
     activations: *const u8,
 ) {
-    // SAFETY: the caller's: `scales` are 16 half-precision floats.
+    // SAFETY: the caller's.
     unsafe {
-        let scales = simd.load_f16(scales.cast());
         for m in 0..M {
             let scaled = simd.mul(simd.int_to_float(dots[m]), simd.splat(field!(activations, m, scale)));
             sums[m] = simd.fma(scaled, scales, sums[m]);
@@ -179,8 +260,110 @@ unsafe fn add_scaled<S: Simd, const M: usize>(
 
 /// 4-bit codes with scale and minimum.
 pub(super) struct Q4_1;
+/// The same, with scales that have a scale.
+pub(super) struct Q4K;
 
-impl Weights for Q4_1 {
+/// A tile of 4-bit codes with minima.
+///
+/// # Safety
+/// As [`Weights::tile`].
+#[inline(always)]
+unsafe fn minima_tile<S: Simd, W: Grouped, const M: usize>(
+    simd: S,
+    mut weights: *const u8,
+    mut activations: *const u8,
+    columns: usize,
+) -> [S::F; M] {
+    let mut sums = [simd.splat(0.0); M];
+    for _ in 0..columns / GROUP / W::GROUPS {
+        let header = weights;
+        weights = weights.wrapping_add(W::HEADER);
+        for _ in 0..W::GROUPS {
+            // SAFETY: the caller's: a group is codes, scales and minima.
+            unsafe {
+                let dots = dot_nibble_group::<S, M>(simd, weights, activations, [simd.splat_int(0); M]);
+                prefetch_for_rows::<S, M>(simd, weights.add(W::CODE_BYTES));
+                let (scales, minima) = W::scales(simd, header, weights, 0);
+                add_scaled(simd, &mut sums, dots, scales, activations);
+                for m in 0..M {
+                    sums[m] = simd.fma(minima, simd.splat(field!(activations, m, scaled_sum)), sums[m]);
+                }
+                weights = weights.add(W::BYTES);
+                activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
+            }
+        }
+    }
+    sums
+}
+
+macro_rules! minima_tiles {
+    ($($format:ident)*) => { $(
+        impl Weights for $format {
+            #[inline(always)]
+            unsafe fn tile<S: Simd, const M: usize>(
+                simd: S,
+                weights: *const u8,
+                activations: *const u8,
+                columns: usize,
+            ) -> [S::F; M] {
+                // SAFETY: the caller's.
+                unsafe { minima_tile::<S, $format, M>(simd, weights, activations, columns) }
+            }
+        }
+    )* };
+}
+
+minima_tiles!(Q4_1 Q4K);
+
+/// 6-bit codes with scales that have a scale; the zero point is 32.
+pub(super) struct Q6K;
+
+impl Q6K {
+    /// Of a group of a tile: low and high bits, scales.
+    const PACKED: usize = GROUP * TILE_ROWS * 6 / 8 + 2 * TILE_ROWS;
+
+    /// The products of 16 columns with each row, without the zero point; exact.
+    ///
+    /// # Safety
+    /// As [`Weights::tile`]; the lower bits are two vectors.
+    #[inline(always)]
+    unsafe fn dot_half<S: Simd, const M: usize>(
+        simd: S,
+        low: *const u8,
+        high: *const u8,
+        activations: *const u8,
+        mut dots: [S::I; M],
+    ) -> [S::I; M] {
+        // SAFETY: the caller's.
+        unsafe {
+            let high = simd.load_bytes(high);
+            let mask = simd.splat_int(0x3030_3030);
+            let high = [
+                simd.and(simd.shift_up(high, 4), mask),
+                simd.and(simd.shift_up(high, 2), mask),
+                simd.and(high, mask),
+                simd.and(simd.shift_down(high, 2), mask),
+            ];
+            for i in 0..2 {
+                prefetch_for_rows::<S, M>(simd, low.add(i * 64));
+                let bytes = simd.load_bytes(low.add(i * 64));
+                let codes = [
+                    simd.add_int(simd.low_nibbles(bytes), high[2 * i]),
+                    simd.add_int(simd.high_nibbles(bytes), high[2 * i + 1]),
+                ];
+                for (part, codes) in codes.into_iter().enumerate() {
+                    for m in 0..M {
+                        let x = simd.broadcast_bytes(activations.add(m * INT8_RECORD + i * 8 + part * 4));
+                        dots[m] = simd.dot_bytes(dots[m], codes, x);
+                    }
+                }
+            }
+        }
+        dots
+    }
+}
+
+impl Weights for Q6K {
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize>(
         simd: S,
@@ -189,19 +372,36 @@ impl Weights for Q4_1 {
         columns: usize,
     ) -> [S::F; M] {
         let mut sums = [simd.splat(0.0); M];
-        for _ in 0..columns / GROUP {
-            // SAFETY: the caller's: a group is codes, 16 scales and 16 minima.
-            unsafe {
-                let dots = dot_nibble_group::<S, M>(simd, weights, activations, [simd.splat_int(0); M]);
-                let scales = weights.add(Self::CODE_BYTES);
-                prefetch_for_rows::<S, M>(simd, scales);
-                add_scaled(simd, &mut sums, dots, scales, activations);
-                let minima = simd.load_f16(scales.add(2 * TILE_ROWS).cast());
-                for m in 0..M {
-                    sums[m] = simd.fma(minima, simd.splat(field!(activations, m, scaled_sum)), sums[m]);
+        for _ in 0..columns / GROUP / SCALED_GROUPS {
+            let header = weights;
+            weights = weights.wrapping_add(2 * TILE_ROWS);
+            for _ in 0..SCALED_GROUPS {
+                // SAFETY: the caller's: a group is four vectors of low bits, two of high bits, and two rows of scales.
+                unsafe {
+                    let factors = simd.load_f16(header.cast());
+                    let (high, tail) = (weights.add(256), weights.add(384).cast::<i8>());
+                    let scales =
+                        [simd.int_to_float(simd.load_i8(tail)), simd.int_to_float(simd.load_i8(tail.add(TILE_ROWS)))];
+                    prefetch_for_rows::<S, M>(simd, high);
+                    prefetch_for_rows::<S, M>(simd, high.add(64));
+                    let (mut first, mut second) = ([simd.splat_int(0); M], [simd.splat_int(0); M]);
+                    for m in 0..M {
+                        let record = &*activations.add(m * INT8_RECORD).cast::<Int8Record>();
+                        first[m] = simd.splat_int(record.half_correction);
+                        second[m] = simd.splat_int(record.second_half_correction());
+                    }
+                    first = Q6K::dot_half::<S, M>(simd, weights, high, activations, first);
+                    second = Q6K::dot_half::<S, M>(simd, weights.add(128), high.add(64), activations.add(16), second);
+                    for m in 0..M {
+                        // Integers below 2^24: nothing is rounded before the scale of the activations comes in.
+                        let dot = simd.mul(simd.int_to_float(first[m]), scales[0]);
+                        let dot = simd.fma(simd.int_to_float(second[m]), scales[1], dot);
+                        let scaled = simd.mul(dot, simd.splat(field!(activations, m, scale)));
+                        sums[m] = simd.fma(scaled, factors, sums[m]);
+                    }
+                    weights = weights.add(Q6K::PACKED);
+                    activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
                 }
-                weights = weights.add(Self::BYTES);
-                activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
             }
         }
         sums
@@ -228,7 +428,7 @@ impl Weights for Q4_0 {
                     corrections[m] = simd.splat_int(field!(activations, m, nibble_correction));
                 }
                 let dots = dot_nibble_group::<S, M>(simd, weights, activations, corrections);
-                add_scaled(simd, &mut sums, dots, weights.add(Self::CODE_BYTES), activations);
+                add_scaled(simd, &mut sums, dots, Self::scales(simd, weights, weights, 0).0, activations);
                 weights = weights.add(Self::BYTES);
                 activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
             }
@@ -254,7 +454,7 @@ impl Weights for Q8_0 {
             unsafe {
                 let mut dots = [simd.splat_int(0); M];
                 for m in 0..M {
-                    dots[m] = simd.start_biased(simd.splat_int(field!(activations, m, biased_correction)));
+                    dots[m] = simd.start_biased(simd.splat_int(field!(activations, m, biased_correction())));
                 }
                 for i in 0..GROUP / 4 {
                     prefetch_for_rows::<S, M>(simd, weights.add(i * 64));
@@ -264,7 +464,7 @@ impl Weights for Q8_0 {
                         dots[m] = simd.dot_biased(dots[m], codes, x);
                     }
                 }
-                add_scaled(simd, &mut sums, dots, weights.add(Self::CODE_BYTES), activations);
+                add_scaled(simd, &mut sums, dots, Self::scales(simd, weights, weights, 0).0, activations);
                 weights = weights.add(Self::BYTES);
                 activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
             }

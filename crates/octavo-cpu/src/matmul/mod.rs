@@ -1,8 +1,9 @@
 //! Packed weights times rounded activations: `output[row][n] = sum over k of W[n][k] * activation[row][k]`.
 //!
 //! The arithmetic of one output, columns ascending:
-//! - 4- and 8-bit formats, for each group of 32: `dot` = exact integer sum of (code - zero) * activation code;
-//!   `t = dot * activation scale`, `f = fma(t, scale, f)`; Q4_1 then `f = fma(minimum, activation scaled sum, f)`.
+//! - 4-, 6- and 8-bit formats, for each group of 32: `dot` = exact integer sum of (code - zero) * activation code;
+//!   `t = dot * activation scale`, `f = fma(t, scale, f)`; Q4_1 and Q4_K then `f = fma(minimum, activation scaled sum, f)`.
+//!   In Q4_K scale and minimum are exact products; in Q6_K the 8-bit scale of a code belongs to the code.
 //! - the same formats and BF16 in chains, for each 32 columns: `e` = the products of the even ones, each fused, from 0;
 //!   `o` = those of the odd ones; `f = f + (e + o)`. Quantised weights are widened to bfloat16 first.
 //! - BF16, for each pair of columns: the odd product, then the even one, each `f = fma(w, x, f)`.
@@ -30,7 +31,7 @@ use octavo_backend::{InputRounding, WeightFormat};
 pub(crate) use self::kernels::EARLY_DISTANCE;
 use self::{
     chains::Chains,
-    kernels::{Bf16, F16, F32, Q4_0, Q4_1, Q8_0, Weights, select_tile},
+    kernels::{Bf16, F16, F32, Q4_0, Q4_1, Q4K, Q6K, Q8_0, Weights, select_tile},
 };
 use crate::{
     activation::{Activations, ROW_BLOCK},
@@ -129,9 +130,13 @@ pub struct Matmul {
     q4_0: TileKernels,
     q4_1: TileKernels,
     q8_0: TileKernels,
+    q4_k: TileKernels,
+    q6_k: TileKernels,
     q4_0_chains: TileKernels,
     q4_1_chains: TileKernels,
     q8_0_chains: TileKernels,
+    q4_k_chains: TileKernels,
+    q6_k_chains: TileKernels,
     bf16_chains: TileKernels,
     bf16: TileKernels,
     f16: TileKernels,
@@ -150,9 +155,13 @@ impl Matmul {
             q4_0: tile_kernels::<Q4_0>(isa),
             q4_1: tile_kernels::<Q4_1>(isa),
             q8_0: tile_kernels::<Q8_0>(isa),
+            q4_k: tile_kernels::<Q4K>(isa),
+            q6_k: tile_kernels::<Q6K>(isa),
             q4_0_chains: tile_kernels::<Chains<Q4_0>>(isa),
             q4_1_chains: tile_kernels::<Chains<Q4_1>>(isa),
             q8_0_chains: tile_kernels::<Chains<Q8_0>>(isa),
+            q4_k_chains: tile_kernels::<Chains<Q4K>>(isa),
+            q6_k_chains: tile_kernels::<Chains<Q6K>>(isa),
             bf16_chains: tile_kernels::<Chains<Bf16>>(isa),
             bf16: tile_kernels::<Bf16>(isa),
             f16: tile_kernels::<F16>(isa),
@@ -230,10 +239,14 @@ impl Matmul {
             WeightFormat::Q4_0 if part.rounding == InputRounding::Bf16Chains => &self.q4_0_chains,
             WeightFormat::Q4_1 if part.rounding == InputRounding::Bf16Chains => &self.q4_1_chains,
             WeightFormat::Q8_0 if part.rounding == InputRounding::Bf16Chains => &self.q8_0_chains,
+            WeightFormat::Q4K if part.rounding == InputRounding::Bf16Chains => &self.q4_k_chains,
+            WeightFormat::Q6K if part.rounding == InputRounding::Bf16Chains => &self.q6_k_chains,
             WeightFormat::Bf16 if part.rounding == InputRounding::Bf16Chains => &self.bf16_chains,
             WeightFormat::Q4_0 => &self.q4_0,
             WeightFormat::Q4_1 => &self.q4_1,
             WeightFormat::Q8_0 => &self.q8_0,
+            WeightFormat::Q4K => &self.q4_k,
+            WeightFormat::Q6K => &self.q6_k,
             WeightFormat::Bf16 => &self.bf16,
             WeightFormat::F16 => &self.f16,
             WeightFormat::F32 => &self.f32,

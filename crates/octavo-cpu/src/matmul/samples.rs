@@ -20,7 +20,18 @@ pub(crate) fn random_matrix(format: WeightFormat, rows: usize, columns: usize, s
         WeightFormat::Q8_0 => (1, 32),
         _ => (0, 0),
     };
-    if scales == 0 {
+    if format.block() > 32 {
+        for _ in 0..rows * columns / format.block() {
+            if format == WeightFormat::Q4K {
+                half(&mut bytes);
+                half(&mut bytes);
+            }
+            bytes.extend((0..if format == WeightFormat::Q4K { 140 } else { 208 }).map(|_| codes() as u8));
+            if format == WeightFormat::Q6K {
+                half(&mut bytes);
+            }
+        }
+    } else if scales == 0 {
         for _ in 0..rows * columns {
             let value = (codes() as i32 as f32) / 2f32.powi(31);
             match format {
@@ -40,15 +51,17 @@ pub(crate) fn random_matrix(format: WeightFormat, rows: usize, columns: usize, s
     Matrix { rows, columns, data: WeightData { format, bytes: Cow::Owned(bytes) } }
 }
 
-/// Sets every code of a block-quantised matrix to one byte.
+/// Sets every byte of codes, and of scales that have a scale, of a block-quantised matrix to one byte.
 pub(crate) fn fill_codes(matrix: &mut Matrix, byte: u8) {
-    let (block, first) = match matrix.data.format {
-        WeightFormat::Q4_0 => (18, 2),
-        WeightFormat::Q4_1 => (20, 4),
-        _ => (34, 2),
+    let (block, codes) = match matrix.data.format {
+        WeightFormat::Q4_0 => (18, 2..18),
+        WeightFormat::Q4_1 => (20, 4..20),
+        WeightFormat::Q4K => (144, 4..144),
+        WeightFormat::Q6K => (210, 0..208),
+        _ => (34, 2..34),
     };
     for block in matrix.data.bytes.to_mut().chunks_exact_mut(block) {
-        block[first..].fill(byte);
+        block[codes.clone()].fill(byte);
     }
 }
 

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{activation::RoundingSet, options::ActivationType};
 
-const QUANTIZED: [WeightFormat; 3] = [WeightFormat::Q4_0, WeightFormat::Q4_1, WeightFormat::Q8_0];
+const QUANTIZED: [WeightFormat; 5] =
+    [WeightFormat::Q4_0, WeightFormat::Q4_1, WeightFormat::Q8_0, WeightFormat::Q4K, WeightFormat::Q6K];
 const DENSE: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::F16, WeightFormat::F32];
 
 /// Types of inputs.
@@ -85,7 +86,8 @@ fn assert_equals_twin(parts: &[Matrix], input: ActivationType, values: &[f32], w
 #[test]
 fn every_instruction_set_equals_the_twin_for_1_to_17_rows_in_every_format() {
     for (format, input) in every_kind() {
-        for (outputs, columns) in [(5, 32), (16, 64), (33, 96), (17, 160)] {
+        for (outputs, columns) in [(5, 32usize), (16, 64), (33, 96), (17, 160)] {
+            let columns = columns.next_multiple_of(format.block());
             let matrix = random_matrix(format, outputs, columns, 42);
             for rows in 1..=17 {
                 let values = random_values(rows, columns, rows as u64);
@@ -104,7 +106,8 @@ fn every_instruction_set_equals_the_twin_for_1_to_17_rows_in_every_format() {
 fn wide_matrices_equal_the_twin() {
     for (format, input) in every_kind() {
         // Of 28 rows a matrix unit takes two blocks, and the second one finds the weights widened.
-        for (outputs, columns, rows) in [(100, 576, 9), (17, 1536, 28)] {
+        for (outputs, columns, rows) in [(100, 576usize, 9), (17, 1536, 28)] {
+            let columns = columns.next_multiple_of(format.block());
             let matrix = random_matrix(format, outputs, columns, 7);
             let values = random_values(rows, columns, 3);
             assert_equals_twin(
@@ -137,12 +140,14 @@ fn stacked_parts_of_mixed_formats_equal_the_twin() {
         (WeightFormat::Q4_0, 100),
         (WeightFormat::F32, 1),
         (WeightFormat::F16, 20),
+        (WeightFormat::Q4K, 17),
+        (WeightFormat::Q6K, 6),
     ]
     .into_iter()
-    .map(|(format, rows)| random_matrix(format, rows, 96, rows as u64))
+    .map(|(format, rows)| random_matrix(format, rows, 256, rows as u64))
     .collect();
     for (rows, input) in [1, 8, 13].into_iter().flat_map(|rows| INPUTS.map(|input| (rows, input))) {
-        assert_equals_twin(&parts, input, &random_values(rows, 96, 5), &format!("{rows} rows"));
+        assert_equals_twin(&parts, input, &random_values(rows, 256, 5), &format!("{rows} rows"));
     }
 }
 
@@ -150,9 +155,10 @@ fn stacked_parts_of_mixed_formats_equal_the_twin() {
 fn extreme_codes_and_activations_equal_the_twin() {
     for (format, input) in INPUTS.into_iter().flat_map(|input| QUANTIZED.map(|format| (format, input))) {
         for byte in [0x00, 0xff, 0x7f, 0x80, 0xf0] {
-            let mut matrix = random_matrix(format, 18, 64, 3);
+            let columns = 64usize.next_multiple_of(format.block());
+            let mut matrix = random_matrix(format, 18, columns, 3);
             fill_codes(&mut matrix, byte);
-            for values in [[1.0; 64], [-1.0; 64], [0.0; 64]] {
+            for values in [1.0, -1.0, 0.0].map(|value| vec![value; columns]) {
                 assert_equals_twin(
                     std::slice::from_ref(&matrix),
                     input,
@@ -160,7 +166,7 @@ fn extreme_codes_and_activations_equal_the_twin() {
                     &format!("{format}, codes {byte:#x}"),
                 );
             }
-            let alternating: Vec<f32> = (0..64).map(|i| if i % 2 == 0 { 127.0 } else { -127.0 }).collect();
+            let alternating: Vec<f32> = (0..columns).map(|i| if i % 2 == 0 { 127.0 } else { -127.0 }).collect();
             assert_equals_twin(
                 std::slice::from_ref(&matrix),
                 input,
@@ -174,9 +180,10 @@ fn extreme_codes_and_activations_equal_the_twin() {
 #[test]
 fn one_channel_a_thousand_times_larger_equals_the_twin() {
     for (format, input) in every_kind() {
-        let matrix = random_matrix(format, 20, 96, 3);
-        let mut values = random_values(5, 96, 8);
-        values.iter_mut().skip(37).step_by(96).for_each(|v| *v *= 1000.0);
+        let columns = 96usize.next_multiple_of(format.block());
+        let matrix = random_matrix(format, 20, columns, 3);
+        let mut values = random_values(5, columns, 8);
+        values.iter_mut().skip(37).step_by(columns).for_each(|v| *v *= 1000.0);
         assert_equals_twin(std::slice::from_ref(&matrix), input, &values, &format!("{format}"));
     }
 }
@@ -184,10 +191,11 @@ fn one_channel_a_thousand_times_larger_equals_the_twin() {
 #[test]
 fn a_fault_in_a_row_reaches_its_outputs_and_no_others() {
     for (format, input) in every_kind() {
-        let matrix = random_matrix(format, 20, 64, 3);
+        let columns = 64usize.next_multiple_of(format.block());
+        let matrix = random_matrix(format, 20, columns, 3);
         for fault in [f32::NAN, f32::INFINITY] {
-            let mut values = random_values(3, 64, 8);
-            values[64 + 40] = fault;
+            let mut values = random_values(3, columns, 8);
+            values[columns + 40] = fault;
             for isa in Isa::supported() {
                 let out = multiply(isa, std::slice::from_ref(&matrix), input, &values, 1);
                 for (i, value) in out.iter().enumerate() {

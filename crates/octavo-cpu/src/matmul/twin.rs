@@ -7,9 +7,9 @@ use octavo_backend::{InputRounding, Matrix, WeightFormat, numerics::ActivationGr
 pub(super) fn output(matrix: &Matrix, rounding: InputRounding, n: usize, activations: &[f32]) -> f32 {
     match matrix.data.format {
         _ if rounding == InputRounding::Bf16Chains => in_chains(matrix, n, activations),
-        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => quantized(matrix, n, activations),
+        format if format.is_quantized() => quantized(matrix, n, activations),
         WeightFormat::Bf16 => in_pairs(matrix, n, activations),
-        WeightFormat::F16 | WeightFormat::F32 => {
+        _ => {
             let mut weights = vec![0.0; matrix.columns];
             matrix.dequantize_row(n, &mut weights);
             weights.iter().zip(activations).fold(0.0, |sum, (w, x)| w.mul_add(*x, sum))
@@ -24,7 +24,7 @@ fn quantized(matrix: &Matrix, n: usize, activations: &[f32]) -> f32 {
         let codes = matrix.codes(n, block);
         let dot: i32 = codes.codes.iter().zip(group.codes).map(|(w, x)| i32::from(*w) * i32::from(x)).sum();
         sum = (dot as f32 * group.scale).mul_add(codes.scale, sum);
-        if matrix.data.format == WeightFormat::Q4_1 {
+        if matrix.data.format.has_minima() {
             sum = codes.minimum.mul_add(group.scale * group.sum() as f32, sum);
         }
     }
@@ -77,7 +77,7 @@ pub(super) fn exact_output(matrix: &Matrix, rounding: InputRounding, n: usize, a
                 terms.push(f64::from(*w) * f64::from(bf16::from_f32(*x).to_f32()));
             }
         }
-        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => {
+        format if format.is_quantized() => {
             for (block, values) in activations.as_chunks().0.iter().enumerate() {
                 let (group, codes) = (ActivationGroup::round(values), matrix.codes(n, block));
                 for (w, x) in codes.codes.iter().zip(group.codes) {

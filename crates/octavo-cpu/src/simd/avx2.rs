@@ -316,6 +316,14 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Ints {
+        // SAFETY: as in `load`.
+        unsafe {
+            let (low, high) = (_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(8).cast()));
+            [_mm256_cvtepi8_epi32(low), _mm256_cvtepi8_epi32(high)]
+        }
+    }
+    #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Floats {
         // SAFETY: as in `load`.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(from.cast())), _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast()))] }

@@ -64,6 +64,7 @@ macro_rules! operations {
                 fn store_i8(to: *mut i8, value: __m512i) -> () {
                     _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(value))
                 }
+                fn load_i8(from: *const i8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())) }
                 fn load_f16(from: *const u16) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
                 fn load_bf16(from: *const u16) -> __m512 {
                     let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));

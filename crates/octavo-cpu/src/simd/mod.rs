@@ -79,6 +79,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 16 bytes are writable at `to`.
     unsafe fn store_i8(self, to: *mut i8, value: Self::I);
+    /// Reads 16 signed bytes, one into each lane.
+    ///
+    /// # Safety
+    /// 16 bytes are readable at `from`.
+    unsafe fn load_i8(self, from: *const i8) -> Self::I;
     /// Reads 16 half-precision floats.
     ///
     /// # Safety

@@ -106,6 +106,15 @@ impl Simd for Scalar {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Ints {
+        let mut out = [0; LANES];
+        for (lane, out) in out.iter_mut().enumerate() {
+            // SAFETY: the caller's: 16 bytes are readable.
+            *out = i32::from(unsafe { from.add(lane).read() });
+        }
+        out
+    }
+    #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Floats {
         let mut out = [0.0; LANES];
         for (lane, out) in out.iter_mut().enumerate() {

@@ -110,6 +110,7 @@ unsafe fn int_operations<S: Simd>(simd: S, operands: &Operands, out: &mut Result
             push_int(simd, out, simd.shift_down(bytes, bits));
         }
         push_int(simd, out, simd.and(bytes, simd.splat_int(0x1234_5678)));
+        push_int(simd, out, simd.load_i8(operands.bytes.as_ptr().cast()));
         // Codes of up to 255 with parts of up to 64, the most that 16 bits allow, and of up to 127 with any code.
         push_int(simd, out, simd.dot_bytes(low, bytes, simd.splat_int(0x4040_c0c0)));
         let lowest = simd.and(bytes, simd.splat_int(0x7f7f_7f7f));

@@ -10,7 +10,7 @@ use crate::{ModelError, mapped::MappedFile, tensors::Tensor};
 /// Largest number of dimensions in the format.
 const MOST_DIMENSIONS: u32 = 4;
 const DEFAULT_ALIGNMENT: usize = 32;
-const SUPPORTED_TYPES: &str = "F32, F16, BF16, Q8_0, Q4_0 or Q4_1";
+const SUPPORTED_TYPES: &str = "F32, F16, BF16, Q8_0, Q6_K, Q4_K, Q4_0 or Q4_1";
 
 /// A checked header.
 #[derive(Debug)]
@@ -180,6 +180,8 @@ fn weight_format(number: u32) -> Option<WeightFormat> {
         2 => WeightFormat::Q4_0,
         3 => WeightFormat::Q4_1,
         8 => WeightFormat::Q8_0,
+        12 => WeightFormat::Q4K,
+        14 => WeightFormat::Q6K,
         30 => WeightFormat::Bf16,
         _ => return None,
     })
@@ -187,15 +189,13 @@ fn weight_format(number: u32) -> Option<WeightFormat> {
 
 /// What people call the types that octavo cannot read.
 fn type_name(number: u32) -> String {
-    const NAMES: [(u32, &str); 28] = [
+    const NAMES: [(u32, &str); 26] = [
         (6, "Q5_0"),
         (7, "Q5_1"),
         (9, "Q8_1"),
         (10, "Q2_K"),
         (11, "Q3_K"),
-        (12, "Q4_K"),
         (13, "Q5_K"),
-        (14, "Q6_K"),
         (15, "Q8_K"),
         (16, "IQ2_XXS"),
         (17, "IQ2_XS"),

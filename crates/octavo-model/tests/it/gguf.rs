@@ -167,11 +167,11 @@ fn other_tensor_types_are_refused_by_name() {
             writer.remove_tensor("blk.1.ffn_up.weight").tensor_of_type(
                 "blk.1.ffn_up.weight",
                 &[64, 32],
-                12,
-                vec![0; 144 * 8],
+                13,
+                vec![0; 176 * 8],
             )
         },
-        &["tiny.gguf", "blk.1.ffn_up.weight", "Q4_K", "F32, F16, BF16, Q8_0, Q4_0 or Q4_1"],
+        &["tiny.gguf", "blk.1.ffn_up.weight", "Q5_K", "F32, F16, BF16, Q8_0, Q6_K, Q4_K, Q4_0 or Q4_1"],
     );
 }
 

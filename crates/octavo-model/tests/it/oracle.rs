@@ -3,11 +3,12 @@
 use std::{fs, io::Cursor};
 
 use candle_core::{Device, quantized::gguf_file::Content};
-use octavo_backend::{WeightFormat, WeightId, WeightSource};
+use half::f16;
+use octavo_backend::{Matrix, WeightData, WeightFormat, WeightId, WeightSource};
 use octavo_model::Checkpoint;
 use tempfile::NamedTempFile;
 
-use crate::support::{TINY, TinyModel, all_weights};
+use crate::support::{GgufWriter, TINY, TinyModel, all_weights};
 
 const FORMATS: [WeightFormat; 6] = [
     WeightFormat::F32,
@@ -76,6 +77,35 @@ fn candle_reads_the_same_numbers_in_every_format() {
         for (id, values) in all_weights(&mut checkpoint) {
             assert!(values.iter().any(|value| *value != 0.0));
             assert_eq!(values, oracle.weight(id), "{format} {id}");
+        }
+    }
+}
+
+#[test]
+fn candle_reads_the_same_numbers_where_scales_have_a_scale() {
+    let mut state = 1u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    let (rows, columns) = (5, 512);
+    for format in [WeightFormat::Q4K, WeightFormat::Q6K] {
+        let size = rows * format.row_bytes(columns).unwrap();
+        let mut bytes: Vec<u8> = (0..size).map(|_| random()).collect();
+        // Factors of ordinary size.
+        for block in bytes.chunks_exact_mut(size / rows / 2) {
+            for at in if format == WeightFormat::Q4K { [0, 2] } else { [208, 208] } {
+                let factor = f16::from_f32(f32::from(random()) / 256.0 - 0.5);
+                block[at..at + 2].copy_from_slice(&factor.to_le_bytes());
+            }
+        }
+        let file = GgufWriter::default().tensor("t", &[rows, columns], format, bytes.clone()).finish();
+        let expected = Oracle::open(file).values("t");
+        let matrix = Matrix { rows, columns, data: WeightData { format, bytes: bytes.into() } };
+        let mut found = vec![0.0; columns];
+        for (row, expected) in expected.chunks_exact(columns).enumerate() {
+            matrix.dequantize_row(row, &mut found);
+            assert_eq!(found, expected, "{format}, row {row}");
         }
     }
 }

@@ -10,7 +10,7 @@ use octavo_backend::WeightFormat;
 use super::super::{
     TileJob,
     chains::{Line, code_floats},
-    kernels::{Grouped, Q4_0, Q4_1, Q8_0, prefetch},
+    kernels::{Grouped, Q4_0, Q4_1, Q4K, Q6K, Q8_0, prefetch},
 };
 use crate::{
     activation::{BF16_RECORD, ROW_BLOCK},
@@ -65,6 +65,10 @@ pub(super) unsafe fn run(format: WeightFormat, tiles: Range<usize>, rows: usize,
                     (WeightFormat::Q4_1, _) => unit.multiply::<Packed<Q4_1>, true>(workspace, jobs),
                     (WeightFormat::Q8_0, 1) => unit.multiply::<Packed<Q8_0>, false>(workspace, jobs),
                     (WeightFormat::Q8_0, _) => unit.multiply::<Packed<Q8_0>, true>(workspace, jobs),
+                    (WeightFormat::Q4K, 1) => unit.multiply::<Packed<Q4K>, false>(workspace, jobs),
+                    (WeightFormat::Q4K, _) => unit.multiply::<Packed<Q4K>, true>(workspace, jobs),
+                    (WeightFormat::Q6K, 1) => unit.multiply::<Packed<Q6K>, false>(workspace, jobs),
+                    (WeightFormat::Q6K, _) => unit.multiply::<Packed<Q6K>, true>(workspace, jobs),
                     (_, 1) => unit.multiply::<Plain, false>(workspace, jobs),
                     _ => unit.multiply::<Plain, true>(workspace, jobs),
                 }
@@ -93,7 +97,8 @@ impl Unit {
         let places = widened.each_mut().map(|tile| tile.as_mut_ptr().cast::<u8>());
         for first in (0..steps).step_by(STEPS) {
             let count = STEPS.min(steps - first);
-            let weights = [&jobs[0], &jobs[jobs.len() - 1]].map(|job| job.weights.wrapping_add(first * W::BYTES));
+            let weights = [jobs[0].weights, jobs[jobs.len() - 1].weights];
+            let steps_now = first..first + count;
             for row_block in (0..row_blocks).step_by(2) {
                 let are_two = row_block + 1 < row_blocks;
                 let rows = [row_block, row_block + usize::from(are_two)];
@@ -107,10 +112,10 @@ impl Unit {
                         self.tiles.load(own, PAIR, are_two);
                     }
                     match (are_two, row_block == 0) {
-                        (false, false) => self.steps::<W, PAIR, false, false>(weights, places, rows, count),
-                        (false, true) => self.steps::<W, PAIR, false, true>(weights, places, rows, count),
-                        (true, false) => self.steps::<W, PAIR, true, false>(weights, places, rows, count),
-                        (true, true) => self.steps::<W, PAIR, true, true>(weights, places, rows, count),
+                        (false, false) => self.steps::<W, PAIR, false, false>(weights, places, rows, steps_now.clone()),
+                        (false, true) => self.steps::<W, PAIR, false, true>(weights, places, rows, steps_now.clone()),
+                        (true, false) => self.steps::<W, PAIR, true, false>(weights, places, rows, steps_now.clone()),
+                        (true, true) => self.steps::<W, PAIR, true, true>(weights, places, rows, steps_now.clone()),
                     }
                     self.tiles.store(own, PAIR, are_two);
                     if first + count == steps {
@@ -135,21 +140,24 @@ impl Unit {
         weights: [*const u8; 2],
         places: [*mut u8; 2],
         rows: [*const u8; 2],
-        count: usize,
+        steps: Range<usize>,
     ) {
         // SAFETY: the caller's.
         unsafe {
-            for step in 0..count + usize::from(NEW) {
-                if NEW && step < count {
-                    W::widen(weights[0].add(step * W::BYTES), places[0].add(step * STEP));
+            for step in 0..steps.len() + usize::from(NEW) {
+                if NEW && step < steps.len() {
+                    W::widen(weights[0], steps.start + step, places[0].add(step * STEP));
                     if PAIR {
-                        W::widen(weights[1].add(step * W::BYTES), places[1].add(step * STEP));
+                        W::widen(weights[1], steps.start + step, places[1].add(step * STEP));
                     }
                 }
                 // What has just been written would be waited for.
                 let Some(step) = step.checked_sub(usize::from(NEW)) else { continue };
                 let rows = [rows[0].add(step * ROWS), rows[1].add(step * ROWS)];
-                let weights = [W::place(weights[0], places[0], step), W::place(weights[1], places[1], step)];
+                let weights = [0, 1].map(|tile| match W::STORED {
+                    true => weights[tile].add((steps.start + step) * STEP),
+                    false => places[tile].add(step * STEP).cast_const(),
+                });
                 self.tiles.multiply::<PAIR, TWO>(rows, weights);
             }
         }
@@ -173,65 +181,55 @@ impl Unit {
 
 /// Where the unit's weights come from.
 trait Source {
-    /// Bytes of a step of a tile.
-    const BYTES: usize;
+    /// They lie in memory as the unit loads them.
+    const STORED: bool;
 
-    /// Widens a step if it is not bfloat16 already.
+    /// Widens a step of a tile if it is not [stored](Source::STORED) already.
     ///
     /// # Safety
-    /// AVX-512 with bfloat16; `from` is a step of a tile of the format, and `to` has [`STEP`] bytes.
-    unsafe fn widen(from: *const u8, to: *mut u8);
-
-    /// Where step `step` lies as bfloat16.
-    fn place(tile: *const u8, widened: *const u8, step: usize) -> *const u8;
+    /// AVX-512 with bfloat16; the tile is one of the format, and `to` has [`STEP`] bytes.
+    unsafe fn widen(tile: *const u8, step: usize, to: *mut u8);
 }
 
 /// bfloat16, as it is in memory.
 struct Plain;
 
 impl Source for Plain {
-    const BYTES: usize = STEP;
+    const STORED: bool = true;
 
     #[inline(always)]
-    unsafe fn widen(_from: *const u8, _to: *mut u8) {}
-
-    #[inline(always)]
-    fn place(tile: *const u8, _widened: *const u8, step: usize) -> *const u8 {
-        tile.wrapping_add(step * STEP)
-    }
+    unsafe fn widen(_tile: *const u8, _step: usize, _to: *mut u8) {}
 }
 
 /// A quantised format.
 struct Packed<W>(std::marker::PhantomData<W>);
 
 impl<W: Grouped> Source for Packed<W> {
-    const BYTES: usize = W::BYTES;
+    const STORED: bool = false;
 
     #[inline(always)]
-    unsafe fn widen(from: *const u8, to: *mut u8) {
+    unsafe fn widen(tile: *const u8, step: usize, to: *mut u8) {
         // SAFETY: the caller's.
-        unsafe { widen::<W>(from, to) }
-    }
-
-    #[inline(always)]
-    fn place(_tile: *const u8, widened: *const u8, step: usize) -> *const u8 {
-        widened.wrapping_add(step * STEP)
+        unsafe { widen::<W>(tile.add(W::header(step)), tile.add(W::start(step)), to) }
     }
 }
 
 /// Widens a group, with the bits of [`octavo_backend::Codes::to_bf16`].
 ///
 /// # Safety
-/// `group` is a group of the format, and `to` has [`STEP`] bytes.
+/// They are a header and a group of the format, and `to` has [`STEP`] bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
-unsafe fn widen<W: Grouped>(group: *const u8, to: *mut u8) {
+unsafe fn widen<W: Grouped>(header: *const u8, group: *const u8, to: *mut u8) {
     let codes = const { 32 / W::BITS };
     // SAFETY: the caller's.
     unsafe {
         let simd = Avx512::new_unchecked();
-        let line = Line::load::<W>(simd, group);
+        let mut line = Line::load::<W>(simd, header, group, 0);
         for vector in 0..GROUP / 2 / codes {
+            if W::LINES > 1 && 2 * codes * vector == GROUP / 2 {
+                line = Line::load::<W>(simd, header, group, GROUP / 2);
+            }
             let words = group.add(vector * 128);
             prefetch(simd, words);
             prefetch(simd, words.wrapping_add(64));

@@ -7,13 +7,13 @@ use octavo_backend::WeightFormat;
 
 use super::super::{
     TileJob,
-    kernels::{Grouped, Q4_0, Q4_1, Q8_0, prefetch},
+    kernels::{Grouped, Q4_0, Q4_1, Q4K, Q8_0, prefetch},
 };
 use crate::{
     activation::{INT8_RECORD, Int8Record, ROW_BLOCK},
     amx::{IntegerTiles, TILE_ROWS},
     pack::GROUP,
-    simd::{Avx512, LANES, Simd},
+    simd::{Avx512, LANES},
 };
 
 /// Bytes of a group's weights of one tile in 8 bits.
@@ -39,8 +39,12 @@ struct Wide([u8; WIDE]);
 #[repr(C, align(64))]
 struct Products([i32; LANES * TILE_ROWS]);
 
-/// How many of some rows the unit should take.
-pub(super) fn worthwhile(rows: usize) -> usize {
+/// How many of some rows the unit should take: none where a group has several scales, for which it would have to begin anew
+/// within the group.
+pub(super) fn worthwhile(format: WeightFormat, rows: usize) -> usize {
+    if format == WeightFormat::Q6K {
+        return 0;
+    }
     let beyond = rows % ROW_BLOCK;
     if beyond < LEAST_ROWS { rows - beyond } else { rows }
 }
@@ -64,6 +68,7 @@ pub(super) unsafe fn run(format: WeightFormat, tiles: Range<usize>, rows: usize,
                 match format {
                     WeightFormat::Q4_0 => multiply::<Q4_0>(&unit, &job, rows, &mut widened[..groups]),
                     WeightFormat::Q4_1 => multiply::<Q4_1>(&unit, &job, rows, &mut widened[..groups]),
+                    WeightFormat::Q4K => multiply::<Q4K>(&unit, &job, rows, &mut widened[..groups]),
                     _ => multiply::<Q8_0>(&unit, &job, rows, &mut widened[..groups]),
                 }
             }
@@ -115,7 +120,7 @@ unsafe fn multiply_block<W: Grouped, const NEW: bool>(
         let activations = job.activations.add(first * groups * INT8_RECORD);
         let widen = |group: usize| {
             if NEW && group < groups {
-                widen::<W>(simd, job.weights.add(group * W::BYTES), widened.add(group).cast());
+                widen::<W>(simd, job.weights.add(W::start(group)), widened.add(group).cast());
             }
         };
         let multiply = |group: usize| {
@@ -134,9 +139,8 @@ unsafe fn multiply_block<W: Grouped, const NEW: bool>(
         for group in 0..groups {
             widen(group + AHEAD);
             multiply(group + 1);
-            let scales = job.weights.add(group * W::BYTES + W::CODE_BYTES);
-            let minima = if W::HAS_MINIMA { simd.load_f16(scales.add(2 * LANES).cast()) } else { simd.splat(0.0) };
-            let scales = simd.load_f16(scales.cast());
+            let (header, start) = (job.weights.add(W::header(group)), job.weights.add(W::start(group)));
+            let (scales, minima) = W::scales(simd, header, start, 0);
             let records = activations.add(group * ROWS).cast::<Int8Record>();
             let products = places[group % 2];
             for (row, sum) in sums.iter_mut().enumerate() {

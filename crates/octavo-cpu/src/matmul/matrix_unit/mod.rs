@@ -38,7 +38,7 @@ pub(super) unsafe fn run(
     let job = |tile| TileJob { activations: first.activations, ..TileJob::new(matrix, part, tile, output) };
     let count = match part.rounding {
         InputRounding::Bf16Chains => rows.len(),
-        InputRounding::Int8Group32 => integers::worthwhile(rows.len()),
+        InputRounding::Int8Group32 => integers::worthwhile(part.format, rows.len()),
         InputRounding::Bf16 | InputRounding::None => 0,
     };
     if count > 0 {

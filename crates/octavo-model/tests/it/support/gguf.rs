@@ -80,6 +80,8 @@ impl GgufWriter {
             WeightFormat::Q4_0 => 2,
             WeightFormat::Q4_1 => 3,
             WeightFormat::Q8_0 => 8,
+            WeightFormat::Q4K => 12,
+            WeightFormat::Q6K => 14,
             WeightFormat::Bf16 => 30,
         };
         self.tensor_of_type(name, shape, kind, bytes)

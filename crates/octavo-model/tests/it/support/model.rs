@@ -200,6 +200,20 @@ pub fn encode(values: &[f32], format: WeightFormat) -> Vec<u8> {
                 [&half(b[3] / 127.0)[..], &codes].concat()
             })
             .collect(),
+        WeightFormat::Q4K => values
+            .chunks(256)
+            .flat_map(|b| {
+                let rest = b.iter().take(140).map(|value| (value * 1e4) as i32 as u8);
+                [&half(b[0] / 500.0)[..], &half(b[1] / 60.0), &rest.collect::<Vec<u8>>()].concat()
+            })
+            .collect(),
+        WeightFormat::Q6K => values
+            .chunks(256)
+            .flat_map(|b| {
+                let rest = b.iter().take(208).map(|value| (value * 1e4) as i32 as u8);
+                [&rest.collect::<Vec<u8>>()[..], &half(b[0] / 4000.0)].concat()
+            })
+            .collect(),
     }
 }
 
