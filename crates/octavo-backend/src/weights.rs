@@ -165,11 +165,18 @@ pub enum WeightFormat {
     Q4K,
     /// GGUF: 256 values in 210 bytes, for each 16 of them `d * s * (code - 32)` with 8 bits for `s`, 6 for a code.
     Q6K,
+    /// AWQ and GPTQ, row by row: 32 values in 19 bytes, `s * (code - zero)`; `s` in half precision, `zero` a byte, then codes,
+    /// the even ones in low nibbles.
+    Int4Group32,
+    /// The same with 64 values in 35 bytes.
+    Int4Group64,
+    /// The same with 128 values in 67 bytes.
+    Int4Group128,
 }
 
 impl WeightFormat {
     /// Every format.
-    pub const ALL: [WeightFormat; 8] = [
+    pub const ALL: [WeightFormat; 11] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::Bf16,
@@ -178,6 +185,9 @@ impl WeightFormat {
         WeightFormat::Q8_0,
         WeightFormat::Q4K,
         WeightFormat::Q6K,
+        WeightFormat::Int4Group32,
+        WeightFormat::Int4Group64,
+        WeightFormat::Int4Group128,
     ];
 
     /// Values that are stored together: the width of a matrix is a multiple of it.
@@ -186,11 +196,14 @@ impl WeightFormat {
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
             WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => GGUF_BLOCK,
             WeightFormat::Q4K | WeightFormat::Q6K => SUPER_BLOCK,
+            WeightFormat::Int4Group32 => 32,
+            WeightFormat::Int4Group64 => 64,
+            WeightFormat::Int4Group128 => 128,
         }
     }
 
     /// Bytes of a block.
-    fn block_bytes(self) -> usize {
+    pub fn block_bytes(self) -> usize {
         match self {
             WeightFormat::F32 => 4,
             WeightFormat::F16 | WeightFormat::Bf16 => 2,
@@ -199,6 +212,7 @@ impl WeightFormat {
             WeightFormat::Q8_0 => 34,
             WeightFormat::Q4K => 144,
             WeightFormat::Q6K => 210,
+            WeightFormat::Int4Group32 | WeightFormat::Int4Group64 | WeightFormat::Int4Group128 => 3 + self.block() / 2,
         }
     }
 
@@ -215,7 +229,12 @@ impl WeightFormat {
 
     /// True when a minimum is added to each value.
     pub fn has_minima(self) -> bool {
-        matches!(self, WeightFormat::Q4_1 | WeightFormat::Q4K)
+        matches!(self, WeightFormat::Q4_1 | WeightFormat::Q4K) || self.is_int4()
+    }
+
+    /// True for AWQ's and GPTQ's.
+    pub fn is_int4(self) -> bool {
+        matches!(self, WeightFormat::Int4Group32 | WeightFormat::Int4Group64 | WeightFormat::Int4Group128)
     }
 }
 
@@ -230,6 +249,9 @@ impl fmt::Display for WeightFormat {
             WeightFormat::Q8_0 => "Q8_0",
             WeightFormat::Q4K => "Q4_K",
             WeightFormat::Q6K => "Q6_K",
+            WeightFormat::Int4Group32 => "int4 in groups of 32",
+            WeightFormat::Int4Group64 => "int4 in groups of 64",
+            WeightFormat::Int4Group128 => "int4 in groups of 128",
         })
     }
 }
@@ -373,6 +395,17 @@ impl WeightFormat {
                 Codes { scale: half_at(bytes, 0), minimum: 0.0, codes }
             }
             WeightFormat::Q4K | WeightFormat::Q6K => self.decode_scaled(row, block).codes(self),
+            _ if self.is_int4() => {
+                let steps = self.block() / GGUF_BLOCK;
+                let bytes = &row[block / steps * self.block_bytes()..][..self.block_bytes()];
+                let nibbles = &bytes[3 + block % steps * GGUF_BLOCK / 2..];
+                let scale = half_at(bytes, 0);
+                Codes {
+                    scale,
+                    minimum: scale * f32::from(-i16::from(bytes[2])),
+                    codes: std::array::from_fn(|i| i16::from(nibbles[i / 2] >> (i % 2 * 4) & 15)),
+                }
+            }
             other => panic!("{other} has no blocks"),
         }
     }
@@ -424,6 +457,34 @@ impl WeightFormat {
                 }
             }
             other => panic!("the scales of {other} have no scale"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn int4_values_are_codes_above_their_groups_zero_point_times_its_scale() {
+        for format in [WeightFormat::Int4Group32, WeightFormat::Int4Group64, WeightFormat::Int4Group128] {
+            let groups = [(0.5, 7u8), (-0.125, 16), (3.0, 0)];
+            let codes: Vec<u8> = (0..3 * format.block()).map(|i| (i * 7 % 16) as u8).collect();
+            let mut bytes = Vec::new();
+            for ((scale, zero), codes) in groups.iter().zip(codes.chunks(format.block())) {
+                bytes.extend(f16::from_f32(*scale).to_le_bytes());
+                bytes.push(*zero);
+                bytes.extend(codes.chunks(2).map(|pair| pair[0] | pair[1] << 4));
+            }
+            let columns = 3 * format.block();
+            assert_eq!(format.row_bytes(columns), Some(bytes.len()));
+            let matrix = Matrix { rows: 1, columns, data: WeightData { format, bytes: bytes.into() } };
+            let mut found = vec![0.0; columns];
+            matrix.dequantize_row(0, &mut found);
+            for (i, found) in found.into_iter().enumerate() {
+                let (scale, zero) = groups[i / format.block()];
+                assert_eq!(found, scale * (f32::from(codes[i]) - f32::from(zero)), "{format}, value {i}");
+            }
         }
     }
 }

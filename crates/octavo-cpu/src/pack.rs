@@ -10,6 +10,7 @@
 //! | Q8_0 | 8 x 64 B codes + 128, 16 f16 scales |
 //! | Q4_K | 4 x 64 B codes, 16 B scales, 16 B minima; before 8 groups, 16 f16 factors of scales, 16 of minima, negated |
 //! | Q6_K | 4 x 64 B low bits, 2 x 64 B high bits, 2 x 16 B scales; before 8 groups, 16 f16 factors |
+//! | int4 | 4 x 64 B codes; before 1, 2 or 4 groups, 16 f16 scales, 16 B zero points, negated |
 //! | BF16 | `[k / 2][r][2]`, a last odd column paired with zeros |
 //! | F16, F32 | `[k][r]` |
 //!
@@ -76,7 +77,8 @@ impl GroupLayout {
             WeightFormat::Q8_0 => (8, 128, SCALES, 1, 0),
             WeightFormat::Q4K => (4, 0, 2 * TILE_ROWS, SCALED_GROUPS, 2 * SCALES),
             WeightFormat::Q6K => (if in_pairs { 8 } else { 6 }, 32, 2 * TILE_ROWS, SCALED_GROUPS, SCALES),
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => return None,
+            _ if format.is_int4() => (4, 0, 0, format.block() / GROUP, SCALES + TILE_ROWS),
+            _ => return None,
         };
         Some(GroupLayout { format, code_bits, bias, tail, groups, header, in_pairs })
     }
@@ -126,6 +128,13 @@ impl GroupLayout {
         let (header, start) = self.places(group);
         let tail = start + self.code_bytes();
         let mut put = |at: usize, value: f16| tile[at + row * 2..][..2].copy_from_slice(&value.to_le_bytes());
+        if self.format.is_int4() {
+            let codes = self.format.decode_block(source, group);
+            put(header, f16::from_f32(codes.scale));
+            let zero = source[group / self.groups * self.format.block_bytes() + 2];
+            tile[header + SCALES + row] = zero.wrapping_neg();
+            return self.write_codes(&mut tile[start..tail], row, &codes.codes);
+        }
         if self.groups == 1 {
             let codes = self.format.decode_block(source, group);
             for (index, value) in [codes.scale, codes.minimum].into_iter().take(self.tail / SCALES).enumerate() {
@@ -195,6 +204,10 @@ impl GroupLayout {
         std::array::from_fn(|column| match self.format {
             WeightFormat::Q4K => half(header) * byte(0) * code(column) + half(header + SCALES) * byte(1),
             WeightFormat::Q6K => half(header) * (byte(column / 16) * code(column) + 0.0) + 0.0,
+            format if format.is_int4() => {
+                let zero = f32::from(tile[header + SCALES + row] as i8);
+                half(header) * code(column) + half(header) * zero
+            }
             _ if self.tail > SCALES => half(tail) * code(column) + half(tail + SCALES),
             _ => half(tail) * code(column) + 0.0,
         })
@@ -557,6 +570,9 @@ mod tests {
             (WeightFormat::F32, 2048),
             (WeightFormat::Q4K, 296),
             (WeightFormat::Q6K, 420),
+            (WeightFormat::Int4Group32, 304),
+            (WeightFormat::Int4Group64, 280),
+            (WeightFormat::Int4Group128, 268),
         ] {
             assert_eq!(tile_bytes(format, InputRounding::Int8Group32, 256), 8 * bytes, "{format}");
         }

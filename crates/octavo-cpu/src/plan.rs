@@ -301,7 +301,8 @@ impl InputsPlan {
     }
 
     fn take(self, isa: Isa, rows: usize) -> Result<Vec<Activations>, BackendError> {
-        let taken = self.kinds.into_iter().map(|(roundings, columns, _)| Activations::new(isa, roundings, columns, rows));
+        let taken =
+            self.kinds.into_iter().map(|(roundings, columns, _)| Activations::new(isa, roundings, columns, rows));
         taken.collect()
     }
 }

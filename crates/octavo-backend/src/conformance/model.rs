@@ -186,7 +186,14 @@ impl Random {
                         bytes.extend((0..128).map(|_| self.bits() as u8));
                     }
                 }
-                WeightFormat::Q6K => {
+                _ if format.is_int4() => {
+                    for _ in 0..columns / format.block() {
+                        bytes.extend(f16::from_f32(size / 7.5 * (1.0 + 0.4 * self.next())).to_le_bytes());
+                        bytes.push(6 + (self.bits() % 4) as u8);
+                        bytes.extend((0..format.block() / 2).map(|_| self.bits() as u8));
+                    }
+                }
+                _ => {
                     for _ in 0..columns / format.block() {
                         bytes.extend((0..192).map(|_| self.bits() as u8));
                         bytes.extend((0..16).map(|_| (self.bits() % 128) as u8 ^ 0xc0));
@@ -222,6 +229,7 @@ fn nan_row(format: WeightFormat, columns: usize) -> Vec<u8> {
         WeightFormat::Q8_0 => ([&half_nan[..], &[0; 32]].concat(), columns / 32),
         WeightFormat::Q4K => ([&half_nan[..], &half_nan, &[0; 140]].concat(), columns / 256),
         WeightFormat::Q6K => ([&[1; 208][..], &half_nan].concat(), columns / 256),
+        _ => ([&half_nan[..], &vec![1; format.block() / 2 + 1]].concat(), columns / format.block()),
     };
     element.repeat(count)
 }

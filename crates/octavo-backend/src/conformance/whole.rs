@@ -12,6 +12,7 @@ const STRANGER: [u32; 4] = [1, 3, 6, 8];
 fn model(format: WeightFormat) -> TinyModel {
     let mut shape = TinyShape { num_layers: 2, group_size: 3, window: Some(40), format, ..TinyShape::default() };
     if format.block() > 32 {
+        // An MLP as wide as the residual stream, too.
         shape = TinyShape { hidden_size: 256, intermediate_size: 256, head_size: 64, group_size: 2, ..shape };
     }
     TinyModel::new(shape, 23)

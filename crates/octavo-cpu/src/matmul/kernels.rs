@@ -125,6 +125,28 @@ impl Grouped for Q4K {
     }
 }
 
+/// AWQ's and GPTQ's 4-bit codes, `GROUPS` times 32 of them with a scale and a zero point.
+pub(super) struct Int4<const GROUPS: usize>;
+
+impl<const GROUPS: usize> Grouped for Int4<GROUPS> {
+    const BITS: usize = 4;
+    const HAS_MINIMA: bool = true;
+    const ZERO: u8 = 0;
+    const TAIL: usize = 0;
+    const GROUPS: usize = GROUPS;
+    const HEADER: usize = 3 * TILE_ROWS;
+
+    /// Minima are exact products of 11 bits and the zero points, which are negated already.
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(simd: S, header: *const u8, _: *const u8, _: usize) -> (S::F, S::F) {
+        // SAFETY: the caller's.
+        unsafe {
+            let scales = simd.load_f16(header.cast());
+            (scales, simd.mul(scales, simd.int_to_float(simd.load_i8(header.add(2 * TILE_ROWS).cast()))))
+        }
+    }
+}
+
 /// As it lies where inputs are bfloat16 in chains, a byte a code.
 impl Grouped for Q6K {
     const BITS: usize = 8;
@@ -297,7 +319,7 @@ unsafe fn minima_tile<S: Simd, W: Grouped, const M: usize>(
 }
 
 macro_rules! minima_tiles {
-    ($($format:ident)*) => { $(
+    ($($format:ty),*) => { $(
         impl Weights for $format {
             #[inline(always)]
             unsafe fn tile<S: Simd, const M: usize>(
@@ -313,7 +335,7 @@ macro_rules! minima_tiles {
     )* };
 }
 
-minima_tiles!(Q4_1 Q4K);
+minima_tiles!(Q4_1, Q4K, Int4<1>, Int4<2>, Int4<4>);
 
 /// 6-bit codes with scales that have a scale; the zero point is 32.
 pub(super) struct Q6K;

@@ -2,8 +2,8 @@
 //!
 //! The arithmetic of one output, columns ascending:
 //! - 4-, 6- and 8-bit formats, for each group of 32: `dot` = exact integer sum of (code - zero) * activation code;
-//!   `t = dot * activation scale`, `f = fma(t, scale, f)`; Q4_1 and Q4_K then `f = fma(minimum, activation scaled sum, f)`.
-//!   In Q4_K scale and minimum are exact products; in Q6_K the 8-bit scale of a code belongs to the code.
+//!   `t = dot * activation scale`, `f = fma(t, scale, f)`; formats with minima then `f = fma(minimum, activation scaled sum, f)`.
+//!   In Q4_K and int4 scales and minima are exact products; in Q6_K the 8-bit scale of a code belongs to the code.
 //! - the same formats and BF16 in chains, for each 32 columns: `e` = the products of the even ones, each fused, from 0;
 //!   `o` = those of the odd ones; `f = f + (e + o)`. Quantised weights are widened to bfloat16 first.
 //! - BF16, for each pair of columns: the odd product, then the even one, each `f = fma(w, x, f)`.
@@ -31,7 +31,7 @@ use octavo_backend::{InputRounding, WeightFormat};
 pub(crate) use self::kernels::EARLY_DISTANCE;
 use self::{
     chains::Chains,
-    kernels::{Bf16, F16, F32, Q4_0, Q4_1, Q4K, Q6K, Q8_0, Weights, select_tile},
+    kernels::{Bf16, F16, F32, Int4, Q4_0, Q4_1, Q4K, Q6K, Q8_0, Weights, select_tile},
 };
 use crate::{
     activation::{Activations, ROW_BLOCK},
@@ -132,11 +132,14 @@ pub struct Matmul {
     q8_0: TileKernels,
     q4_k: TileKernels,
     q6_k: TileKernels,
+    /// In groups of 32, 64 and 128.
+    int4: [TileKernels; 3],
     q4_0_chains: TileKernels,
     q4_1_chains: TileKernels,
     q8_0_chains: TileKernels,
     q4_k_chains: TileKernels,
     q6_k_chains: TileKernels,
+    int4_chains: [TileKernels; 3],
     bf16_chains: TileKernels,
     bf16: TileKernels,
     f16: TileKernels,
@@ -157,11 +160,17 @@ impl Matmul {
             q8_0: tile_kernels::<Q8_0>(isa),
             q4_k: tile_kernels::<Q4K>(isa),
             q6_k: tile_kernels::<Q6K>(isa),
+            int4: [tile_kernels::<Int4<1>>(isa), tile_kernels::<Int4<2>>(isa), tile_kernels::<Int4<4>>(isa)],
             q4_0_chains: tile_kernels::<Chains<Q4_0>>(isa),
             q4_1_chains: tile_kernels::<Chains<Q4_1>>(isa),
             q8_0_chains: tile_kernels::<Chains<Q8_0>>(isa),
             q4_k_chains: tile_kernels::<Chains<Q4K>>(isa),
             q6_k_chains: tile_kernels::<Chains<Q6K>>(isa),
+            int4_chains: [
+                tile_kernels::<Chains<Int4<1>>>(isa),
+                tile_kernels::<Chains<Int4<2>>>(isa),
+                tile_kernels::<Chains<Int4<4>>>(isa),
+            ],
             bf16_chains: tile_kernels::<Chains<Bf16>>(isa),
             bf16: tile_kernels::<Bf16>(isa),
             f16: tile_kernels::<F16>(isa),
@@ -235,19 +244,18 @@ impl Matmul {
     }
 
     fn kernels(&self, part: &Part) -> &TileKernels {
+        let in_chains = part.rounding == InputRounding::Bf16Chains;
+        let choose = |usual, chains| if in_chains { chains } else { usual };
         match part.format {
-            WeightFormat::Q4_0 if part.rounding == InputRounding::Bf16Chains => &self.q4_0_chains,
-            WeightFormat::Q4_1 if part.rounding == InputRounding::Bf16Chains => &self.q4_1_chains,
-            WeightFormat::Q8_0 if part.rounding == InputRounding::Bf16Chains => &self.q8_0_chains,
-            WeightFormat::Q4K if part.rounding == InputRounding::Bf16Chains => &self.q4_k_chains,
-            WeightFormat::Q6K if part.rounding == InputRounding::Bf16Chains => &self.q6_k_chains,
-            WeightFormat::Bf16 if part.rounding == InputRounding::Bf16Chains => &self.bf16_chains,
-            WeightFormat::Q4_0 => &self.q4_0,
-            WeightFormat::Q4_1 => &self.q4_1,
-            WeightFormat::Q8_0 => &self.q8_0,
-            WeightFormat::Q4K => &self.q4_k,
-            WeightFormat::Q6K => &self.q6_k,
-            WeightFormat::Bf16 => &self.bf16,
+            WeightFormat::Q4_0 => choose(&self.q4_0, &self.q4_0_chains),
+            WeightFormat::Q4_1 => choose(&self.q4_1, &self.q4_1_chains),
+            WeightFormat::Q8_0 => choose(&self.q8_0, &self.q8_0_chains),
+            WeightFormat::Q4K => choose(&self.q4_k, &self.q4_k_chains),
+            WeightFormat::Q6K => choose(&self.q6_k, &self.q6_k_chains),
+            WeightFormat::Int4Group32 => choose(&self.int4[0], &self.int4_chains[0]),
+            WeightFormat::Int4Group64 => choose(&self.int4[1], &self.int4_chains[1]),
+            WeightFormat::Int4Group128 => choose(&self.int4[2], &self.int4_chains[2]),
+            WeightFormat::Bf16 => choose(&self.bf16, &self.bf16_chains),
             WeightFormat::F16 => &self.f16,
             WeightFormat::F32 => &self.f32,
         }

@@ -20,7 +20,13 @@ pub(crate) fn random_matrix(format: WeightFormat, rows: usize, columns: usize, s
         WeightFormat::Q8_0 => (1, 32),
         _ => (0, 0),
     };
-    if format.block() > 32 {
+    if format.is_int4() {
+        for _ in 0..rows * columns / format.block() {
+            half(&mut bytes);
+            bytes.push((codes() % 17) as u8);
+            bytes.extend((0..format.block() / 2).map(|_| codes() as u8));
+        }
+    } else if format.block() > 32 {
         for _ in 0..rows * columns / format.block() {
             if format == WeightFormat::Q4K {
                 half(&mut bytes);
@@ -58,6 +64,7 @@ pub(crate) fn fill_codes(matrix: &mut Matrix, byte: u8) {
         WeightFormat::Q4_1 => (20, 4..20),
         WeightFormat::Q4K => (144, 4..144),
         WeightFormat::Q6K => (210, 0..208),
+        format if format.is_int4() => (3 + format.block() / 2, 3..3 + format.block() / 2),
         _ => (34, 2..34),
     };
     for block in matrix.data.bytes.to_mut().chunks_exact_mut(block) {

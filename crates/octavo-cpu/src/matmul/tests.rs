@@ -8,8 +8,16 @@ use super::{
 };
 use crate::{activation::RoundingSet, options::ActivationType};
 
-const QUANTIZED: [WeightFormat; 5] =
-    [WeightFormat::Q4_0, WeightFormat::Q4_1, WeightFormat::Q8_0, WeightFormat::Q4K, WeightFormat::Q6K];
+const QUANTIZED: [WeightFormat; 8] = [
+    WeightFormat::Q4_0,
+    WeightFormat::Q4_1,
+    WeightFormat::Q8_0,
+    WeightFormat::Q4K,
+    WeightFormat::Q6K,
+    WeightFormat::Int4Group32,
+    WeightFormat::Int4Group64,
+    WeightFormat::Int4Group128,
+];
 const DENSE: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::F16, WeightFormat::F32];
 
 /// Types of inputs.
@@ -142,6 +150,8 @@ fn stacked_parts_of_mixed_formats_equal_the_twin() {
         (WeightFormat::F16, 20),
         (WeightFormat::Q4K, 17),
         (WeightFormat::Q6K, 6),
+        (WeightFormat::Int4Group32, 18),
+        (WeightFormat::Int4Group128, 3),
     ]
     .into_iter()
     .map(|(format, rows)| random_matrix(format, rows, 256, rows as u64))

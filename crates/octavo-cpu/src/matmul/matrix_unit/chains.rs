@@ -10,7 +10,7 @@ use octavo_backend::WeightFormat;
 use super::super::{
     TileJob,
     chains::{Line, code_floats},
-    kernels::{Grouped, Q4_0, Q4_1, Q4K, Q6K, Q8_0, prefetch},
+    kernels::{Grouped, Int4, Q4_0, Q4_1, Q4K, Q6K, Q8_0, prefetch},
 };
 use crate::{
     activation::{BF16_RECORD, ROW_BLOCK},
@@ -58,19 +58,24 @@ pub(super) unsafe fn run(format: WeightFormat, tiles: Range<usize>, rows: usize,
             let jobs = &jobs[..2.min(tiles.end - tile)];
             // SAFETY: the caller's; the whole block of a row that exists is in the activations.
             unsafe {
-                match (format, jobs.len()) {
-                    (WeightFormat::Q4_0, 1) => unit.multiply::<Packed<Q4_0>, false>(workspace, jobs),
-                    (WeightFormat::Q4_0, _) => unit.multiply::<Packed<Q4_0>, true>(workspace, jobs),
-                    (WeightFormat::Q4_1, 1) => unit.multiply::<Packed<Q4_1>, false>(workspace, jobs),
-                    (WeightFormat::Q4_1, _) => unit.multiply::<Packed<Q4_1>, true>(workspace, jobs),
-                    (WeightFormat::Q8_0, 1) => unit.multiply::<Packed<Q8_0>, false>(workspace, jobs),
-                    (WeightFormat::Q8_0, _) => unit.multiply::<Packed<Q8_0>, true>(workspace, jobs),
-                    (WeightFormat::Q4K, 1) => unit.multiply::<Packed<Q4K>, false>(workspace, jobs),
-                    (WeightFormat::Q4K, _) => unit.multiply::<Packed<Q4K>, true>(workspace, jobs),
-                    (WeightFormat::Q6K, 1) => unit.multiply::<Packed<Q6K>, false>(workspace, jobs),
-                    (WeightFormat::Q6K, _) => unit.multiply::<Packed<Q6K>, true>(workspace, jobs),
-                    (_, 1) => unit.multiply::<Plain, false>(workspace, jobs),
-                    _ => unit.multiply::<Plain, true>(workspace, jobs),
+                macro_rules! multiply {
+                    ($weights:ty) => {
+                        match jobs.len() {
+                            1 => unit.multiply::<$weights, false>(workspace, jobs),
+                            _ => unit.multiply::<$weights, true>(workspace, jobs),
+                        }
+                    };
+                }
+                match format {
+                    WeightFormat::Q4_0 => multiply!(Packed<Q4_0>),
+                    WeightFormat::Q4_1 => multiply!(Packed<Q4_1>),
+                    WeightFormat::Q8_0 => multiply!(Packed<Q8_0>),
+                    WeightFormat::Q4K => multiply!(Packed<Q4K>),
+                    WeightFormat::Q6K => multiply!(Packed<Q6K>),
+                    WeightFormat::Int4Group32 => multiply!(Packed<Int4<1>>),
+                    WeightFormat::Int4Group64 => multiply!(Packed<Int4<2>>),
+                    WeightFormat::Int4Group128 => multiply!(Packed<Int4<4>>),
+                    _ => multiply!(Plain),
                 }
             }
         }

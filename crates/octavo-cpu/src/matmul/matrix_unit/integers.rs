@@ -7,7 +7,7 @@ use octavo_backend::WeightFormat;
 
 use super::super::{
     TileJob,
-    kernels::{Grouped, Q4_0, Q4_1, Q4K, Q8_0, prefetch},
+    kernels::{Grouped, Int4, Q4_0, Q4_1, Q4K, Q8_0, prefetch},
 };
 use crate::{
     activation::{INT8_RECORD, Int8Record, ROW_BLOCK},
@@ -69,6 +69,9 @@ pub(super) unsafe fn run(format: WeightFormat, tiles: Range<usize>, rows: usize,
                     WeightFormat::Q4_0 => multiply::<Q4_0>(&unit, &job, rows, &mut widened[..groups]),
                     WeightFormat::Q4_1 => multiply::<Q4_1>(&unit, &job, rows, &mut widened[..groups]),
                     WeightFormat::Q4K => multiply::<Q4K>(&unit, &job, rows, &mut widened[..groups]),
+                    WeightFormat::Int4Group32 => multiply::<Int4<1>>(&unit, &job, rows, &mut widened[..groups]),
+                    WeightFormat::Int4Group64 => multiply::<Int4<2>>(&unit, &job, rows, &mut widened[..groups]),
+                    WeightFormat::Int4Group128 => multiply::<Int4<4>>(&unit, &job, rows, &mut widened[..groups]),
                     _ => multiply::<Q8_0>(&unit, &job, rows, &mut widened[..groups]),
                 }
             }

@@ -83,6 +83,7 @@ impl GgufWriter {
             WeightFormat::Q4K => 12,
             WeightFormat::Q6K => 14,
             WeightFormat::Bf16 => 30,
+            other => panic!("GGUF has no {other}"),
         };
         self.tensor_of_type(name, shape, kind, bytes)
     }

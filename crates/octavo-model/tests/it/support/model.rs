@@ -214,6 +214,7 @@ pub fn encode(values: &[f32], format: WeightFormat) -> Vec<u8> {
                 [&rest.collect::<Vec<u8>>()[..], &half(b[0] / 4000.0)].concat()
             })
             .collect(),
+        other => panic!("no file has {other}"),
     }
 }
 
