@@ -20,7 +20,15 @@ const COLUMNS: usize = 1536;
 fn matmul(criterion: &mut Criterion) {
     let isa = std::env::var("OCTAVO_ISA").map_or_else(|_| Isa::detect(), |name| name.parse().expect("OCTAVO_ISA"));
     let kernels = Matmul::new(isa);
-    let formats = [WeightFormat::Q4_0, WeightFormat::Q4_1, WeightFormat::Q8_0, WeightFormat::Bf16];
+    let formats = [
+        WeightFormat::Q4_0,
+        WeightFormat::Q4_1,
+        WeightFormat::Q4K,
+        WeightFormat::Int4Group128,
+        WeightFormat::Q6K,
+        WeightFormat::Q8_0,
+        WeightFormat::Bf16,
+    ];
     let types = [(ActivationType::Int8, ""), (ActivationType::Bf16, ", bfloat16 activations")];
     let kinds = types.into_iter().flat_map(|kind| formats.map(|format| (format, kind)));
     for (format, (activations, name)) in kinds.chain([(WeightFormat::F32, types[0])]) {
@@ -47,7 +55,7 @@ fn matmul(criterion: &mut Criterion) {
 
 /// The kernels' speed does not depend on values, as long as none is subnormal.
 fn zeros(format: WeightFormat) -> Matrix<'static> {
-    let bytes = ROWS * format.row_bytes(COLUMNS).expect("a multiple of 32");
+    let bytes = ROWS * format.row_bytes(COLUMNS).expect("a multiple of every block");
     Matrix { rows: ROWS, columns: COLUMNS, data: WeightData { format, bytes: Cow::Owned(vec![0; bytes]) } }
 }
 
