@@ -1,6 +1,6 @@
 """Cold start: a fresh process from `import octavo` to the first token, and the memory that stays.
 
-Each start is a process of its own. The model's file has been read before, so that what counts is octavo and not the disk.
+Each start is a process of its own. The model's file has been read before, so that octavo counts and not the disk.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Startup:
     """Seconds that a prompt of 32 tokens takes to its first one."""
     total_s: Series
     resident_bytes: Series
-    """Memory above that of the import, at the first token; 0 where the system does not tell. Pages of the KV cache come with
-    their use, or soon after."""
+    """Memory above that of the import, at the first token; 0 where the system does not tell. Pages of the KV cache come
+    with their use, or soon after."""
     planned_bytes: int
     """Weights as stored, KV cache and work memory."""
 

@@ -120,9 +120,9 @@ def _startup_table(startup: Startup) -> list[str]:
         f"in all                s {startup.total_s}",
     ]
     if startup.resident_bytes.median > 0:
+        resident, planned = startup.resident_bytes.median / 1e6, startup.planned_bytes / 1e6
         table.append(
-            f"memory above the import: {startup.resident_bytes.median / 1e6:.0f} MB of {startup.planned_bytes / 1e6:.0f} MB "
-            "of weights, KV cache and work memory"
+            f"memory above the import: {resident:.0f} MB, of {planned:.0f} MB of weights, KV cache and work memory"
         )
     return table
 

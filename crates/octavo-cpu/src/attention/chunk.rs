@@ -365,7 +365,7 @@ impl<S: Simd> Rows<S> {
         let (most, zero) = (simd.splat(self.largest[row]), simd.splat(0.0));
         let mut total = simd.mul(self.totals[row], simd.splat(change));
         let (mut weights, mut largest) = ([zero; SUB_BLOCKS], simd.splat_int(0));
-        for index in 0..SUB_BLOCKS {
+        for (index, weight) in weights.iter_mut().enumerate() {
             let seen = if MASKED { mask(visible, index) } else { u16::MAX };
             if seen == 0 {
                 continue;
@@ -380,12 +380,12 @@ impl<S: Simd> Rows<S> {
                 probabilities = simd.select(seen, probabilities, zero);
             }
             total = simd.add(total, probabilities);
-            weights[index] = simd.mul(probabilities, scales);
+            *weight = simd.mul(probabilities, scales);
             if MASKED {
                 // What is not seen may have any scale.
-                weights[index] = simd.select(seen, weights[index], zero);
+                *weight = simd.select(seen, *weight, zero);
             }
-            largest = simd.max_int(simd.magnitude_bits(weights[index]), largest);
+            largest = simd.max_int(simd.magnitude_bits(*weight), largest);
         }
         self.totals[row] = total;
         let largest = f32::from_bits(simd.fold_max_int(largest) as u32);
