@@ -163,6 +163,23 @@ mod unit {
                 );
             }
         }
+
+        /// Writes sum `INDEX`, rows `stride` bytes apart.
+        ///
+        /// # Safety
+        /// The tile's bytes are writable at each row.
+        #[inline(always)]
+        unsafe fn store<const INDEX: usize>(&self, to: *mut u8, stride: usize) {
+            // SAFETY: by the contract; the tiles are configured.
+            unsafe {
+                match INDEX {
+                    0 => store!("tmm0", to, stride),
+                    1 => store!("tmm1", to, stride),
+                    2 => store!("tmm2", to, stride),
+                    _ => store!("tmm3", to, stride),
+                }
+            }
+        }
     }
 
     impl Drop for Registers {
@@ -408,14 +425,7 @@ mod unit {
         #[inline(always)]
         pub unsafe fn store<const INDEX: usize>(&self, to: *mut f32, stride: usize) {
             // SAFETY: by the contract.
-            unsafe {
-                match INDEX {
-                    0 => store!("tmm0", to, stride),
-                    1 => store!("tmm1", to, stride),
-                    2 => store!("tmm2", to, stride),
-                    _ => store!("tmm3", to, stride),
-                }
-            }
+            unsafe { self.0.store::<INDEX>(to.cast(), stride) };
         }
     }
 
@@ -520,14 +530,7 @@ mod unit {
         #[inline(always)]
         pub unsafe fn store<const INDEX: usize>(&self, to: *mut i32, stride: usize) {
             // SAFETY: by the contract.
-            unsafe {
-                match INDEX {
-                    0 => store!("tmm0", to, stride),
-                    1 => store!("tmm1", to, stride),
-                    2 => store!("tmm2", to, stride),
-                    _ => store!("tmm3", to, stride),
-                }
-            }
+            unsafe { self.registers.store::<INDEX>(to.cast(), stride) };
         }
     }
 }
