@@ -63,7 +63,7 @@ impl KvType {
         }
     }
 
-    /// A scaled query or a probability as attention uses it.
+    /// A scaled query or a probability as attention uses it, at the coarsest: with [`KvType::Int8`] a backend may keep more bits.
     pub fn round_operand(self, value: f32) -> f32 {
         match self {
             KvType::F32 => value,

@@ -1,11 +1,12 @@
 //! Memory that is taken and zeroed at load: 64-byte aligned, on huge pages where it is large.
 
+#[cfg(target_os = "linux")]
+use std::time::Duration;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     fmt,
     ptr::NonNull,
     sync::Arc,
-    time::Duration,
 };
 
 use octavo_backend::BackendError;

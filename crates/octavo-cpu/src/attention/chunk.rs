@@ -82,14 +82,24 @@ pub(super) struct Rows<S: Simd> {
     pub scores: [[f32; GROUP]; MAX_TILE],
     /// The same probabilities in 16 bits, where a kernel asks for them.
     pub probabilities: [[u16; GROUP]; MAX_TILE],
-    /// With 8-bit values instead of these: probabilities times the values' scales, as codes in two planes, higher parts first.
-    pub planes: [[[u8; GROUP]; 2]; MAX_TILE],
-    /// What the codes are to be multiplied by.
-    pub factors: [f32; MAX_TILE],
     /// The largest scores so far.
     pub largest: [f32; MAX_TILE],
     /// The sums of probabilities so far.
     pub totals: [S::F; MAX_TILE],
+}
+
+/// What 8-bit values are multiplied by: probabilities times the values' scales.
+pub(super) struct Weights {
+    /// As codes in two planes, higher parts first.
+    pub planes: [[[u8; GROUP]; 2]; MAX_TILE],
+    /// What the codes are to be multiplied by.
+    pub factors: [f32; MAX_TILE],
+}
+
+impl Weights {
+    pub fn new() -> Weights {
+        Weights { planes: [[[0; GROUP]; 2]; MAX_TILE], factors: [0.0; MAX_TILE] }
+    }
 }
 
 /// The scales of an 8-bit group's keys and of its values.
@@ -220,8 +230,6 @@ impl<S: Simd> Rows<S> {
         Rows {
             scores: [[0.0; GROUP]; MAX_TILE],
             probabilities: [[0; GROUP]; MAX_TILE],
-            planes: [[[0; GROUP]; 2]; MAX_TILE],
-            factors: [0.0; MAX_TILE],
             largest: [f32::NEG_INFINITY; MAX_TILE],
             totals: [simd.splat(0.0); MAX_TILE],
         }
@@ -250,8 +258,7 @@ impl<S: Simd> Rows<S> {
         changes
     }
 
-    /// As [`Rows::softmax`], but what becomes of the scores are the planes of the probabilities times the scales of the
-    /// values, and the factors on these.
+    /// As [`Rows::softmax`], but what becomes of the scores are `weights`.
     #[inline(always)]
     pub fn weigh(
         &mut self,
@@ -259,13 +266,14 @@ impl<S: Simd> Rows<S> {
         rows: usize,
         visible: &[Range<usize>; MAX_TILE],
         scales: &Scales,
+        weights: &mut Weights,
     ) -> [f32; MAX_TILE] {
         let changes = self.rescale(simd, rows, visible);
         for row in 0..rows {
             match seen(&visible[row]) {
-                Seen::Nothing => (self.planes[row], self.factors[row]) = ([[0; GROUP]; 2], 0.0),
-                Seen::All => self.weights::<false>(simd, row, changes[row], &visible[row], scales),
-                Seen::Some => self.weights::<true>(simd, row, changes[row], &visible[row], scales),
+                Seen::Nothing => (weights.planes[row], weights.factors[row]) = ([[0; GROUP]; 2], 0.0),
+                Seen::All => self.weights::<false>(simd, row, changes[row], &visible[row], scales, weights),
+                Seen::Some => self.weights::<true>(simd, row, changes[row], &visible[row], scales, weights),
             }
         }
         changes
@@ -361,6 +369,7 @@ impl<S: Simd> Rows<S> {
         change: f32,
         visible: &Range<usize>,
         scales: &Scales,
+        into: &mut Weights,
     ) {
         let (most, zero) = (simd.splat(self.largest[row]), simd.splat(0.0));
         let mut total = simd.mul(self.totals[row], simd.splat(change));
@@ -389,15 +398,15 @@ impl<S: Simd> Rows<S> {
         }
         self.totals[row] = total;
         let largest = f32::from_bits(simd.fold_max_int(largest) as u32);
-        self.factors[row] = largest * (1.0 / LARGEST_CODE);
+        into.factors[row] = largest * (1.0 / LARGEST_CODE);
         if largest == 0.0 || !largest.is_finite() {
-            self.planes[row] = [[0; GROUP]; 2];
+            into.planes[row] = [[0; GROUP]; 2];
             return;
         }
         let (inverse, low_bits) = (simd.splat(LARGEST_CODE / largest), simd.splat_int((1 << PLANE_BITS) - 1));
         for (index, weights) in weights.into_iter().enumerate() {
             let codes = simd.round_to_int(simd.mul(weights, inverse));
-            let [high, low] = &mut self.planes[row];
+            let [high, low] = &mut into.planes[row];
             // SAFETY: in bounds; both parts fit in 7 bits.
             unsafe {
                 simd.store_i8(high.as_mut_ptr().add(index * LANES).cast(), simd.shift_down(codes, PLANE_BITS));

@@ -3,7 +3,7 @@
 #![allow(clippy::needless_range_loop, reason = "`row` counts registers, and several arrays of them at once")]
 
 use super::{
-    chunk::{ChunkTask, GROUP, Group, Rows, SUB_BLOCKS, Scales, seen_by_any, visible_in_group},
+    chunk::{ChunkTask, GROUP, Group, Rows, SUB_BLOCKS, Scales, Weights, seen_by_any, visible_in_group},
     kernel::accumulators,
     merge::{STATE_HEADER, state_len},
 };
@@ -27,6 +27,7 @@ simd_shells! {
 unsafe fn attend_chunk<S: Simd, const R: usize>(simd: S, task: &ChunkTask<'_>) {
     let head_size = task.layer.head_size();
     let mut rows = Rows::new(simd);
+    let mut weights = Weights::new();
     let seen = seen_by_any(&task.visible[..R]);
     // SAFETY: by the contract.
     unsafe {
@@ -38,8 +39,8 @@ unsafe fn attend_chunk<S: Simd, const R: usize>(simd: S, task: &ChunkTask<'_>) {
             let group = Group { sub_blocks, next, visible: visible_in_group(&task.visible, start) };
             let scales = Scales::of(simd, &sub_blocks, head_size);
             scores::<S, R>(simd, task, &group, &scales, &mut rows);
-            let changes = rows.weigh(simd, R, &group.visible, &scales);
-            values::<S, R>(simd, task, &group, &rows, &changes);
+            let changes = rows.weigh(simd, R, &group.visible, &scales, &mut weights);
+            values::<S, R>(simd, task, &group, &weights, &changes);
             start += GROUP;
         }
         rows.finish(simd, task, R);
@@ -140,7 +141,7 @@ unsafe fn values<S: Simd, const R: usize>(
     simd: S,
     task: &ChunkTask<'_>,
     group: &Group,
-    rows: &Rows<S>,
+    weights: &Weights,
     changes: &[f32],
 ) {
     let head_size = task.layer.head_size();
@@ -149,15 +150,15 @@ unsafe fn values<S: Simd, const R: usize>(
     // SAFETY: by the contract.
     unsafe {
         while at_once >= 4 && at + 4 * LANES <= head_size {
-            values_from::<S, R, 4>(simd, task, group, rows, changes, at);
+            values_from::<S, R, 4>(simd, task, group, weights, changes, at);
             at += 4 * LANES;
         }
         while at_once >= 2 && at + 2 * LANES <= head_size {
-            values_from::<S, R, 2>(simd, task, group, rows, changes, at);
+            values_from::<S, R, 2>(simd, task, group, weights, changes, at);
             at += 2 * LANES;
         }
         while at < head_size {
-            values_from::<S, R, 1>(simd, task, group, rows, changes, at);
+            values_from::<S, R, 1>(simd, task, group, weights, changes, at);
             at += LANES;
         }
     }
@@ -172,7 +173,7 @@ unsafe fn values_from<S: Simd, const R: usize, const N: usize>(
     simd: S,
     task: &ChunkTask<'_>,
     group: &Group,
-    rows: &Rows<S>,
+    weights: &Weights,
     changes: &[f32],
     at: usize,
 ) {
@@ -195,7 +196,7 @@ unsafe fn values_from<S: Simd, const R: usize, const N: usize>(
                 let place = index * SUB_BLOCK + lane * CODES;
                 // SAFETY: 64 codes in a plane.
                 let planes = unsafe {
-                    let [high, low] = &rows.planes[row];
+                    let [high, low] = &weights.planes[row];
                     (simd.broadcast_bytes(high.as_ptr().add(place)), simd.broadcast_bytes(low.as_ptr().add(place)))
                 };
                 for vector in 0..N {
@@ -209,7 +210,7 @@ unsafe fn values_from<S: Simd, const R: usize, const N: usize>(
         if group.visible[row].is_empty() {
             continue;
         }
-        let (change, factor) = (simd.splat(changes[row]), simd.splat(rows.factors[row]));
+        let (change, factor) = (simd.splat(changes[row]), simd.splat(weights.factors[row]));
         for vector in 0..N {
             let dot = simd.add_int(simd.shift_up(high[row][vector], PLANE_BITS), low[row][vector]);
             // SAFETY: the states are those of `R` rows.

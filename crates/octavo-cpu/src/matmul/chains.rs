@@ -4,7 +4,10 @@
 
 use std::marker::PhantomData;
 
-use super::kernels::{Bf16, Grouped, Weights, prefetch};
+use super::{
+    grouped::Grouped,
+    kernels::{Bf16, Weights, prefetch},
+};
 use crate::{
     activation::{BF16_RECORD, ROW_BLOCK},
     pack::GROUP,

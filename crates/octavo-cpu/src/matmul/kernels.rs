@@ -3,7 +3,7 @@
 //! Invariant: an output's operations and their order depend on the format and the number of columns alone.
 #![allow(clippy::needless_range_loop, reason = "`m` counts registers, and several arrays of them at once")]
 
-use super::{Mode, TileJob};
+use super::{Mode, TileJob, grouped::Grouped};
 use crate::{
     activation::{BF16_RECORD, F32_RECORD, INT8_RECORD, Int8Record, ROW_BLOCK},
     pack::{GROUP, SCALED_GROUPS, TILE_ROWS},
@@ -30,142 +30,6 @@ pub(super) trait Weights: 'static {
         activations: *const u8,
         columns: usize,
     ) -> [S::F; M];
-}
-
-/// A format of codes in groups.
-pub(super) trait Grouped: 'static {
-    /// Bits of a code.
-    const BITS: usize;
-    /// A minimum follows the scales.
-    const HAS_MINIMA: bool;
-    /// What a stored code is above its value.
-    const ZERO: u8;
-    /// Bytes after the codes of a group of a tile.
-    const TAIL: usize;
-    /// Groups of a block.
-    const GROUPS: usize = 1;
-    /// Bytes of a tile before the groups of a block.
-    const HEADER: usize = 0;
-    /// Scales of a group; they are of as many columns each.
-    const LINES: usize = 1;
-    /// Of the codes of a group of a tile.
-    const CODE_BYTES: usize = GROUP * TILE_ROWS * Self::BITS / 8;
-    /// Of a group of a tile: codes, scales, minima.
-    const BYTES: usize = Self::CODE_BYTES + Self::TAIL;
-    /// Of a block of a tile.
-    const BLOCK_BYTES: usize = Self::HEADER + Self::GROUPS * Self::BYTES;
-
-    /// Where a group's header begins in a tile.
-    #[inline(always)]
-    fn header(group: usize) -> usize {
-        group / Self::GROUPS * Self::BLOCK_BYTES
-    }
-
-    /// Where a group begins in a tile.
-    #[inline(always)]
-    fn start(group: usize) -> usize {
-        Self::header(group) + Self::HEADER + group % Self::GROUPS * Self::BYTES
-    }
-
-    /// The scales of a group's line `line`, and the minima, which are 0 in formats without.
-    ///
-    /// # Safety
-    /// They are a header and a group of the format.
-    unsafe fn scales<S: Simd>(simd: S, header: *const u8, group: *const u8, line: usize) -> (S::F, S::F);
-}
-
-/// Half-precision scales, and minima where there are any, behind the codes.
-macro_rules! grouped {
-    ($format:ident, $bits:literal, $zero:literal, $has_minima:literal) => {
-        impl Grouped for $format {
-            const BITS: usize = $bits;
-            const HAS_MINIMA: bool = $has_minima;
-            const ZERO: u8 = $zero;
-            const TAIL: usize = 2 * TILE_ROWS * (1 + $has_minima as usize);
-
-            #[inline(always)]
-            unsafe fn scales<S: Simd>(simd: S, _: *const u8, group: *const u8, _: usize) -> (S::F, S::F) {
-                // SAFETY: the caller's.
-                unsafe {
-                    let scales = group.add(Self::CODE_BYTES);
-                    let minima = match $has_minima {
-                        true => simd.load_f16(scales.add(2 * TILE_ROWS).cast()),
-                        false => simd.splat(0.0),
-                    };
-                    (simd.load_f16(scales.cast()), minima)
-                }
-            }
-        }
-    };
-}
-
-grouped!(Q4_0, 4, 8, false);
-grouped!(Q4_1, 4, 0, true);
-grouped!(Q8_0, 8, 128, false);
-
-impl Grouped for Q4K {
-    const BITS: usize = 4;
-    const HAS_MINIMA: bool = true;
-    const ZERO: u8 = 0;
-    const TAIL: usize = 2 * TILE_ROWS;
-    const GROUPS: usize = SCALED_GROUPS;
-    const HEADER: usize = 4 * TILE_ROWS;
-
-    /// Products of 11 and 6 bits, which are exact.
-    #[inline(always)]
-    unsafe fn scales<S: Simd>(simd: S, header: *const u8, group: *const u8, _: usize) -> (S::F, S::F) {
-        // SAFETY: the caller's.
-        unsafe {
-            let tail = group.add(Self::CODE_BYTES).cast::<i8>();
-            let scales = simd.int_to_float(simd.load_i8(tail));
-            let minima = simd.int_to_float(simd.load_i8(tail.add(TILE_ROWS)));
-            let factors = (simd.load_f16(header.cast()), simd.load_f16(header.add(2 * TILE_ROWS).cast()));
-            (simd.mul(factors.0, scales), simd.mul(factors.1, minima))
-        }
-    }
-}
-
-/// AWQ's and GPTQ's 4-bit codes, `GROUPS` times 32 of them with a scale and a zero point.
-pub(super) struct Int4<const GROUPS: usize>;
-
-impl<const GROUPS: usize> Grouped for Int4<GROUPS> {
-    const BITS: usize = 4;
-    const HAS_MINIMA: bool = true;
-    const ZERO: u8 = 0;
-    const TAIL: usize = 0;
-    const GROUPS: usize = GROUPS;
-    const HEADER: usize = 3 * TILE_ROWS;
-
-    /// Minima are exact products of 11 bits and the zero points, which are negated already.
-    #[inline(always)]
-    unsafe fn scales<S: Simd>(simd: S, header: *const u8, _: *const u8, _: usize) -> (S::F, S::F) {
-        // SAFETY: the caller's.
-        unsafe {
-            let scales = simd.load_f16(header.cast());
-            (scales, simd.mul(scales, simd.int_to_float(simd.load_i8(header.add(2 * TILE_ROWS).cast()))))
-        }
-    }
-}
-
-/// As it lies where inputs are bfloat16 in chains, a byte a code.
-impl Grouped for Q6K {
-    const BITS: usize = 8;
-    const HAS_MINIMA: bool = false;
-    const ZERO: u8 = 32;
-    const TAIL: usize = 2 * TILE_ROWS;
-    const GROUPS: usize = SCALED_GROUPS;
-    const HEADER: usize = 2 * TILE_ROWS;
-    const LINES: usize = 2;
-
-    /// Products of 11 and 8 bits, which are exact.
-    #[inline(always)]
-    unsafe fn scales<S: Simd>(simd: S, header: *const u8, group: *const u8, line: usize) -> (S::F, S::F) {
-        // SAFETY: the caller's.
-        unsafe {
-            let scales = simd.load_i8(group.add(Self::CODE_BYTES + line * TILE_ROWS).cast());
-            (simd.mul(simd.load_f16(header.cast()), simd.int_to_float(scales)), simd.splat(0.0))
-        }
-    }
 }
 
 /// Runs one job.
@@ -280,17 +144,21 @@ unsafe fn add_scaled<S: Simd, const M: usize>(
     }
 }
 
+/// 4-bit codes with scale; the zero point is 8.
+pub(super) struct Q4_0;
 /// 4-bit codes with scale and minimum.
 pub(super) struct Q4_1;
 /// The same, with scales that have a scale.
 pub(super) struct Q4K;
+/// AWQ's and GPTQ's 4-bit codes, `GROUPS` times 32 of them with a scale and a zero point.
+pub(super) struct Int4<const GROUPS: usize>;
 
-/// A tile of 4-bit codes with minima.
+/// A tile of 4-bit codes.
 ///
 /// # Safety
 /// As [`Weights::tile`].
 #[inline(always)]
-unsafe fn minima_tile<S: Simd, W: Grouped, const M: usize>(
+unsafe fn nibble_tile<S: Simd, W: Grouped, const M: usize>(
     simd: S,
     mut weights: *const u8,
     mut activations: *const u8,
@@ -303,12 +171,20 @@ unsafe fn minima_tile<S: Simd, W: Grouped, const M: usize>(
         for _ in 0..W::GROUPS {
             // SAFETY: the caller's: a group is codes, scales and minima.
             unsafe {
-                let dots = dot_nibble_group::<S, M>(simd, weights, activations, [simd.splat_int(0); M]);
+                let mut corrections = [simd.splat_int(0); M];
+                for m in 0..M {
+                    if W::ZERO != 0 {
+                        corrections[m] = simd.splat_int(field!(activations, m, nibble_correction));
+                    }
+                }
+                let dots = dot_nibble_group::<S, M>(simd, weights, activations, corrections);
                 prefetch_for_rows::<S, M>(simd, weights.add(W::CODE_BYTES));
                 let (scales, minima) = W::scales(simd, header, weights, 0);
                 add_scaled(simd, &mut sums, dots, scales, activations);
                 for m in 0..M {
-                    sums[m] = simd.fma(minima, simd.splat(field!(activations, m, scaled_sum)), sums[m]);
+                    if W::HAS_MINIMA {
+                        sums[m] = simd.fma(minima, simd.splat(field!(activations, m, scaled_sum)), sums[m]);
+                    }
                 }
                 weights = weights.add(W::BYTES);
                 activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
@@ -318,7 +194,7 @@ unsafe fn minima_tile<S: Simd, W: Grouped, const M: usize>(
     sums
 }
 
-macro_rules! minima_tiles {
+macro_rules! nibble_tiles {
     ($($format:ty),*) => { $(
         impl Weights for $format {
             #[inline(always)]
@@ -329,13 +205,13 @@ macro_rules! minima_tiles {
                 columns: usize,
             ) -> [S::F; M] {
                 // SAFETY: the caller's.
-                unsafe { minima_tile::<S, $format, M>(simd, weights, activations, columns) }
+                unsafe { nibble_tile::<S, $format, M>(simd, weights, activations, columns) }
             }
         }
     )* };
 }
 
-minima_tiles!(Q4_1, Q4K, Int4<1>, Int4<2>, Int4<4>);
+nibble_tiles!(Q4_0, Q4_1, Q4K, Int4<1>, Int4<2>, Int4<4>);
 
 /// 6-bit codes with scales that have a scale; the zero point is 32.
 pub(super) struct Q6K;
@@ -424,35 +300,6 @@ impl Weights for Q6K {
                     weights = weights.add(Q6K::PACKED);
                     activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
                 }
-            }
-        }
-        sums
-    }
-}
-
-/// 4-bit codes with scale; the zero point is 8.
-pub(super) struct Q4_0;
-
-impl Weights for Q4_0 {
-    #[inline(always)]
-    unsafe fn tile<S: Simd, const M: usize>(
-        simd: S,
-        mut weights: *const u8,
-        mut activations: *const u8,
-        columns: usize,
-    ) -> [S::F; M] {
-        let mut sums = [simd.splat(0.0); M];
-        for _ in 0..columns / GROUP {
-            // SAFETY: the caller's: a group is codes and 16 scales.
-            unsafe {
-                let mut corrections = [simd.splat_int(0); M];
-                for m in 0..M {
-                    corrections[m] = simd.splat_int(field!(activations, m, nibble_correction));
-                }
-                let dots = dot_nibble_group::<S, M>(simd, weights, activations, corrections);
-                add_scaled(simd, &mut sums, dots, Self::scales(simd, weights, weights, 0).0, activations);
-                weights = weights.add(Self::BYTES);
-                activations = activations.wrapping_add(ROW_BLOCK * INT8_RECORD);
             }
         }
         sums

@@ -14,6 +14,7 @@
 //! reuse weights while they are in registers.
 
 mod chains;
+mod grouped;
 mod kernels;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod matrix_unit;

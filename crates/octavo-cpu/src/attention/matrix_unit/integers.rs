@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::super::{
-    chunk::{ChunkTask, GROUP, Group, MAX_TILE, Rows, SUB_BLOCKS, Scales, seen_by_any, visible_in_group},
+    chunk::{ChunkTask, GROUP, Group, MAX_TILE, Rows, SUB_BLOCKS, Scales, Weights, seen_by_any, visible_in_group},
     merge::{STATE_HEADER, state_len},
 };
 use crate::{
@@ -29,6 +29,7 @@ pub(in super::super) unsafe fn attend_chunk(task: &ChunkTask<'_>) {
         let head_size = task.layer.head_size();
         let tiles = IntegerAttentionTiles::configure(task.rows, head_size);
         let mut rows = Rows::new(simd);
+        let mut weights = Weights::new();
         let mut sums = MaybeUninit::<Sums>::uninit();
         let sums = sums.as_mut_ptr().cast::<i32>();
         let seen = seen_by_any(&task.visible[..task.rows]);
@@ -40,8 +41,8 @@ pub(in super::super) unsafe fn attend_chunk(task: &ChunkTask<'_>) {
             let group = Group { sub_blocks, next, visible: visible_in_group(&task.visible, start) };
             let scales = Scales::of(simd, &sub_blocks, head_size);
             scores(&tiles, task, &group, &scales, &mut rows, sums);
-            let changes = rows.weigh(simd, task.rows, &group.visible, &scales);
-            values(&tiles, task, &group, &rows, &changes, sums);
+            let changes = rows.weigh(simd, task.rows, &group.visible, &scales, &mut weights);
+            values(&tiles, task, &group, &weights, &changes, sums);
             start += GROUP;
         }
         rows.finish(simd, task, task.rows);
@@ -128,7 +129,7 @@ unsafe fn values(
     tiles: &IntegerAttentionTiles,
     task: &ChunkTask<'_>,
     group: &Group,
-    rows: &Rows<Avx512>,
+    weights: &Weights,
     changes: &[f32; MAX_TILE],
     sums: *mut i32,
 ) {
@@ -141,8 +142,8 @@ unsafe fn values(
             for plane in 0..2 {
                 tiles.clear();
                 for (index, keys) in group.sub_blocks.iter().enumerate().filter(|(_, keys)| !keys.is_null()) {
-                    let weights = rows.planes.as_ptr().cast::<u8>().add(plane * GROUP + index * SUB_BLOCK);
-                    tiles.load_weights(weights, 2 * GROUP);
+                    let codes = weights.planes.as_ptr().cast::<u8>().add(plane * GROUP + index * SUB_BLOCK);
+                    tiles.load_weights(codes, 2 * GROUP);
                     let value = keys.cast::<u8>().add(SUB_BLOCK * head_size + 4 * first);
                     macro_rules! add {
                         ($($vector:literal)*) => { $(
@@ -160,7 +161,7 @@ unsafe fn values(
                 store!(0 1 2 3);
             }
             for row in (0..task.rows).filter(|row| !group.visible[*row].is_empty()) {
-                let (change, factor) = (simd.splat(changes[row]), simd.splat(rows.factors[row]));
+                let (change, factor) = (simd.splat(changes[row]), simd.splat(weights.factors[row]));
                 let output = task.states.add(row * state_len(head_size) + STATE_HEADER + first);
                 for at in (0..count * LANES).step_by(LANES) {
                     let sum = simd.mul(combined(simd, sums, row, at, 0), factor);

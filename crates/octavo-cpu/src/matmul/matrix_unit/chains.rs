@@ -10,7 +10,8 @@ use octavo_backend::WeightFormat;
 use super::super::{
     TileJob,
     chains::{Line, code_floats},
-    kernels::{Grouped, Int4, Q4_0, Q4_1, Q4K, Q6K, Q8_0, prefetch},
+    grouped::Grouped,
+    kernels::{Int4, Q4_0, Q4_1, Q4K, Q6K, Q8_0, prefetch},
 };
 use crate::{
     activation::{BF16_RECORD, ROW_BLOCK},

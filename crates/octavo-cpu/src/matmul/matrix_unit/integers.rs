@@ -7,7 +7,8 @@ use octavo_backend::WeightFormat;
 
 use super::super::{
     TileJob,
-    kernels::{Grouped, Int4, Q4_0, Q4_1, Q4K, Q8_0, prefetch},
+    grouped::Grouped,
+    kernels::{Int4, Q4_0, Q4_1, Q4K, Q8_0, prefetch},
 };
 use crate::{
     activation::{INT8_RECORD, Int8Record, ROW_BLOCK},
