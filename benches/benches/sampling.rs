@@ -83,7 +83,7 @@ fn draws(isa: Isa, rows: &[Vec<f32>]) {
                 logits.copy_from_slice(row);
                 let setting = SampleRow { position: position as u32, ..setting.clone() };
                 let start = Instant::now();
-                let drawn = sampler.sample(black_box(&mut logits), &setting, &mut scratch.borrow());
+                let drawn = sampler.sample(black_box(&mut logits), &[], &setting, &mut scratch.borrow());
                 let time = start.elapsed().as_secs_f64();
                 drawn.expect("a token");
                 if turn > 0 {

@@ -24,7 +24,7 @@ use crate::{
     plan::{CpuPlan, GATED_COLUMNS, GATED_ROWS, LayerPlan},
     pointwise::GateKernel,
     pool::{Pool, Worker},
-    sampler::{Sampler, Scratch},
+    sampler::{SPAN, Sampler, Scratch},
     work::Place,
 };
 
@@ -327,25 +327,46 @@ impl Step<'_> {
         let logits = self.plan.buffers.logits;
         let vocab_size = self.plan.spec.vocab_size;
         let output = Output { start: self.plan.memory.pointer(logits), stride: vocab_size, mode: Mode::Store };
-        worker.for_each_shrinking(head.tiles(), |tiles| {
-            // SAFETY: see the module.
-            unsafe { self.kernels.matmul.run(head, inputs, 0..wanted.len(), tiles, output) };
+        let spans = self.plan.spec.head.num_tokens.div_ceil(SPAN);
+        worker.for_each_shrinking(spans, |range| {
+            for span in range {
+                let tiles = span * SPAN / TILE_ROWS..head.tiles().min((span + 1) * SPAN / TILE_ROWS);
+                // SAFETY: see the module.
+                unsafe { self.kernels.matmul.run(head, inputs, 0..wanted.len(), tiles, output) };
+                for index in 0..wanted.len() {
+                    self.finish_logits(index, span);
+                }
+            }
         });
         worker.for_each(wanted.len(), 1, |range| {
             for index in range {
                 // SAFETY: see the module.
-                let (row, mut scratch) = unsafe {
+                let (row, maxima, mut scratch) = unsafe {
                     let scratch = self.plan.buffers.sampler.scratch(&self.plan.memory, worker, index);
-                    (self.row_mut(logits, index, vocab_size), scratch)
+                    let maxima = self.row(self.plan.buffers.span_maxima, index, spans);
+                    (self.row_mut(logits, index, vocab_size), maxima, scratch)
                 };
-                let scale = self.plan.spec.head.logit_scale;
-                if scale != 1.0 {
-                    row.iter_mut().for_each(|logit| *logit *= scale);
-                }
                 let row = &mut row[..self.plan.spec.head.num_tokens];
-                self.draw(wanted.start + index, row, &mut scratch);
+                self.draw(wanted.start + index, row, maxima, &mut scratch);
             }
         });
+    }
+
+    /// Scales a span of logits, and finds the largest of them, while they are in the cache of who computed them.
+    fn finish_logits(&self, index: usize, span: usize) {
+        let head = &self.plan.spec.head;
+        let first = index * self.plan.spec.vocab_size;
+        let range = first + span * SPAN..first + head.num_tokens.min((span + 1) * SPAN);
+        let place = index * head.num_tokens.div_ceil(SPAN) + span;
+        // SAFETY: see the module; a span is handed out with its part of all rows.
+        unsafe {
+            let logits = self.plan.memory.write(self.plan.buffers.logits, range);
+            if head.logit_scale != 1.0 {
+                logits.iter_mut().for_each(|logit| *logit *= head.logit_scale);
+            }
+            let maximum = self.kernels.sampler.span_maximum(logits);
+            self.plan.memory.write(self.plan.buffers.span_maxima, place..place + 1)[0] = maximum;
+        }
     }
 
     fn row_of(&self, wanted: usize) -> usize {
@@ -354,16 +375,16 @@ impl Step<'_> {
     }
 
     /// Draws from a row of logits, or scores it.
-    fn draw(&self, wanted: usize, logits: &mut [f32], scratch: &mut Scratch<'_>) {
+    fn draw(&self, wanted: usize, logits: &mut [f32], maxima: &[f32], scratch: &mut Scratch<'_>) {
         let StepInputs { samples, scores, .. } = self.inputs;
         let sampler = &self.kernels.sampler;
         // SAFETY: each index is handed out once, and `run` reads after all workers have left.
         unsafe {
             match samples.get(wanted) {
-                Some(sample) => self.sampled.write(wanted, sampler.sample(logits, sample, scratch)),
+                Some(sample) => self.sampled.write(wanted, sampler.sample(logits, maxima, sample, scratch)),
                 None => {
                     let index = wanted - samples.len();
-                    self.scores.write(index, sampler.score(logits, &scores[index], scratch));
+                    self.scores.write(index, sampler.score(logits, maxima, &scores[index], scratch));
                 }
             }
         }

@@ -16,7 +16,7 @@ use crate::{
     pack::PackedMatrix,
     pool::Worker,
     rope::RopeAngles,
-    sampler::{Scratch, num_maxima},
+    sampler::{SPAN, Scratch, num_maxima},
     weights::Weights,
     work::{Place, WorkLayout, WorkMemory},
 };
@@ -81,6 +81,8 @@ pub(crate) struct Buffers {
     pub gated: Vec<Place<f32>>,
     /// `[head_rows, vocab_size]`.
     pub logits: Place<f32>,
+    /// The largest of each span of logits: `[head_rows, spans]`.
+    pub span_maxima: Place<f32>,
     pub attention: AttentionBuffers,
     pub ropes: Vec<RopeAngles>,
     pub sampler: SamplerBuffers,
@@ -167,10 +169,11 @@ impl Sizes {
         let (hidden, projected) = (layout.place(rows * spec.hidden_size), layout.place(rows * widest));
         let gated = (0..workers).map(|_| layout.place(2 * GATED_ROWS.min(rows) * GATED_COLUMNS)).collect();
         let logits = layout.place(head_rows(limits) * spec.vocab_size);
+        let span_maxima = layout.place(head_rows(limits) * spec.head.num_tokens.div_ceil(SPAN));
         let attention = AttentionBuffers::new(&mut layout, rows, sizes, workers);
         let (ropes, rope_of_layer) = RopeAngles::of(spec, &mut layout, rows);
         let sampler = SamplerBuffers::new(spec, &mut layout, workers, head_rows(limits));
-        let buffers = Buffers { hidden, projected, gated, logits, attention, ropes, sampler };
+        let buffers = Buffers { hidden, projected, gated, logits, span_maxima, attention, ropes, sampler };
         Sizes { layout, buffers, shapes, shape_of_layer, rope_of_layer }
     }
 }

@@ -27,6 +27,7 @@ use candidates::{COARSE, FINE, select_first, token_of};
 pub use candidates::{OwnedScratch, Scratch, num_maxima};
 use noise::KeptRange;
 use scan::Largest;
+pub use scan::SPAN;
 
 /// The candidates of top_p are first looked for this far below the largest scaled logit, then further down.
 const REACHES: [f32; 5] = [5.0, 8.0, 11.0, 16.0, f32::MAX];
@@ -80,7 +81,8 @@ enum Kept {
 
 /// The sampler of one instruction set.
 pub struct Sampler {
-    largest: unsafe fn(&[f32]) -> Largest,
+    span_maximum: unsafe fn(&[f32]) -> f32,
+    largest: unsafe fn(&[f32], &[f32]) -> Largest,
     keep_only: unsafe fn(&mut [f32], &[u32]),
     count_above: unsafe fn(&[f32], f32) -> u32,
     group_maxima: unsafe fn(&[f32], usize, &mut [f32]) -> usize,
@@ -99,6 +101,7 @@ impl Sampler {
     /// If the machine lacks it.
     pub fn new(isa: Isa) -> Sampler {
         Sampler {
+            span_maximum: scan::span_maximum_kernel(isa),
             largest: scan::find_largest(isa),
             keep_only: scan::keep_only_kernel(isa),
             count_above: scan::count_above_kernel(isa),
@@ -112,7 +115,14 @@ impl Sampler {
         }
     }
 
-    /// Draws the token that follows one row of logits, as [`octavo_backend::sampling::sample`].
+    /// The largest of some logits, at most [`SPAN`] of them: for whoever computes them, while they are at hand.
+    pub fn span_maximum(&self, logits: &[f32]) -> f32 {
+        // SAFETY: `new` checked the instruction set; so in all that follow.
+        unsafe { (self.span_maximum)(logits) }
+    }
+
+    /// Draws the token that follows one row of logits, as [`octavo_backend::sampling::sample`]. `maxima` are
+    /// [`Sampler::span_maximum`] of each [`SPAN`] of the logits, or none.
     ///
     /// # Errors
     /// As there.
@@ -122,10 +132,11 @@ impl Sampler {
     pub fn sample(
         &self,
         logits: &mut [f32],
+        maxima: &[f32],
         row: &SampleRow,
         scratch: &mut Scratch<'_>,
     ) -> Result<Sampled, SampleError> {
-        let best = self.prepare(logits, row)?;
+        let best = self.prepare(logits, maxima, row)?;
         let token = if row.temperature < GREEDY_BELOW {
             best.token
         } else {
@@ -137,7 +148,7 @@ impl Sampler {
         Ok(Sampled { token, logprobs })
     }
 
-    /// The log-probability of a known token, as [`octavo_backend::sampling::score`].
+    /// The log-probability of a known token, as [`octavo_backend::sampling::score`]; `maxima` as in [`Sampler::sample`].
     ///
     /// # Errors
     /// As there.
@@ -147,10 +158,11 @@ impl Sampler {
     pub fn score(
         &self,
         logits: &[f32],
+        maxima: &[f32],
         row: &ScoreRow,
         scratch: &mut Scratch<'_>,
     ) -> Result<TokenLogprobs, SampleError> {
-        let best = self.largest(logits)?.ok_or(SampleError::NotFinite)?;
+        let best = self.largest(logits, maxima)?.ok_or(SampleError::NotFinite)?;
         Ok(self.logprobs(logits, best.value, row.token, row.top, scratch))
     }
 
@@ -160,7 +172,7 @@ impl Sampler {
     /// As there.
     pub fn draw_many(&self, logits: &[f32], row: &SampleRow, draws: u32) -> Result<Vec<TokenId>, SampleError> {
         let mut logits = logits.to_vec();
-        let best = self.prepare(&mut logits, row)?;
+        let best = self.prepare(&mut logits, &[], row)?;
         if row.temperature < GREEDY_BELOW {
             return Ok(vec![best.token; draws as usize]);
         }
@@ -177,27 +189,27 @@ impl Sampler {
     }
 
     /// Checks the logits, applies the rules and finds the largest.
-    fn prepare(&self, logits: &mut [f32], row: &SampleRow) -> Result<Largest, SampleError> {
-        let best = self.largest(logits)?.ok_or(SampleError::NotFinite)?;
+    fn prepare(&self, logits: &mut [f32], maxima: &[f32], row: &SampleRow) -> Result<Largest, SampleError> {
+        let best = self.largest(logits, maxima)?.ok_or(SampleError::NotFinite)?;
         let Some(rules) = &row.rules else { return Ok(best) };
         self.apply(rules, logits);
-        self.largest(logits)?.ok_or(SampleError::NothingAllowed)
+        self.largest(logits, &[])?.ok_or(SampleError::NothingAllowed)
     }
 
     /// As [`LogitRules::apply`].
     fn apply(&self, rules: &LogitRules, logits: &mut [f32]) {
         rules.add_bias(logits);
         if let Some(allowed) = &rules.allowed {
-            // SAFETY: `new` checked the instruction set; so in all that follow.
+            // SAFETY: as above.
             unsafe { (self.keep_only)(logits, allowed.words()) };
         }
         rules.ban(logits);
         rules.penalize(logits);
     }
 
-    fn largest(&self, logits: &[f32]) -> Result<Option<Largest>, SampleError> {
+    fn largest(&self, logits: &[f32], maxima: &[f32]) -> Result<Option<Largest>, SampleError> {
         // SAFETY: as above.
-        let largest = unsafe { (self.largest)(logits) };
+        let largest = unsafe { (self.largest)(logits, maxima) };
         if !largest.sound {
             return Err(SampleError::NotFinite);
         }

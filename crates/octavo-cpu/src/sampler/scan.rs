@@ -8,8 +8,8 @@ use crate::simd::{LANES, Simd, first_lanes, simd_shells};
 /// Logits that are looked at together.
 pub(super) const BLOCK: usize = 64;
 
-/// The first largest logit is found again within this many.
-const SPAN: usize = 1024;
+/// Logits whose largest is found where they are computed, and within which the first largest of a row is found again.
+pub const SPAN: usize = 256;
 
 /// The largest logit of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,8 +23,10 @@ pub(super) struct Largest {
 }
 
 simd_shells! {
-    /// The largest logit.
-    pub(super) fn find_largest[][] = largest(logits: &[f32]) -> Largest;
+    /// The largest of a span of logits; NaN if one is NaN or positive infinity.
+    pub(super) fn span_maximum_kernel[][] = span_maximum(logits: &[f32]) -> f32;
+    /// The largest logit, by way of the largest of each [`SPAN`] if these are known, else (none is given) of all logits.
+    pub(super) fn find_largest[][] = largest(logits: &[f32], maxima: &[f32]) -> Largest;
     /// Makes the tokens whose bits are not set impossible.
     pub(super) fn keep_only_kernel[][] = keep_only(logits: &mut [f32], words: &[u32]);
     /// How many logits are larger than a value.
@@ -80,26 +82,36 @@ pub(super) fn largest_of<S: Simd>(simd: S, block: [S::F; 4]) -> S::F {
 }
 
 #[inline(always)]
-unsafe fn largest<S: Simd>(simd: S, logits: &[f32]) -> Largest {
+unsafe fn span_maximum<S: Simd>(simd: S, logits: &[f32]) -> f32 {
     let (never, infinity) = (simd.splat(f32::NEG_INFINITY), simd.splat(f32::INFINITY));
     let mut sound = [simd.less(never, infinity); 4];
-    let (mut best, mut best_span) = (f32::NEG_INFINITY, 0);
-    for span in (0..logits.len()).step_by(SPAN) {
-        let mut most = [never; 4];
-        for at in (span..logits.len().min(span + SPAN)).step_by(BLOCK) {
-            // SAFETY: the instruction set is on.
-            let block = unsafe { load_block(simd, logits, at) };
-            for index in 0..4 {
-                most[index] = simd.max(block[index], most[index]);
-                sound[index] = simd.both(sound[index], simd.less(block[index], infinity));
-            }
-        }
-        let most = simd.fold_max(largest_of(simd, most));
-        if most > best {
-            (best, best_span) = (most, span);
+    let mut most = [never; 4];
+    for at in (0..logits.len()).step_by(BLOCK) {
+        // SAFETY: the instruction set is on.
+        let block = unsafe { load_block(simd, logits, at) };
+        for index in 0..4 {
+            most[index] = simd.max(block[index], most[index]);
+            sound[index] = simd.both(sound[index], simd.less(block[index], infinity));
         }
     }
     let sound = simd.both(simd.both(sound[0], sound[1]), simd.both(sound[2], sound[3]));
+    if simd.mask_bits(sound) == u16::MAX { simd.fold_max(largest_of(simd, most)) } else { f32::NAN }
+}
+
+#[inline(always)]
+unsafe fn largest<S: Simd>(simd: S, logits: &[f32], maxima: &[f32]) -> Largest {
+    let (mut sound, mut best, mut best_span) = (true, f32::NEG_INFINITY, 0);
+    for (index, span) in logits.chunks(SPAN).enumerate() {
+        let most = match maxima.get(index) {
+            Some(known) => *known,
+            // SAFETY: the instruction set is on.
+            None => unsafe { span_maximum(simd, span) },
+        };
+        sound &= !most.is_nan();
+        if most > best {
+            (best, best_span) = (most, index * SPAN);
+        }
+    }
     let mut token = best_span;
     for at in (best_span..logits.len()).step_by(LANES) {
         // SAFETY: the instruction set is on.
@@ -109,7 +121,7 @@ unsafe fn largest<S: Simd>(simd: S, logits: &[f32]) -> Largest {
             break;
         }
     }
-    Largest { sound: simd.mask_bits(sound) == u16::MAX, value: best, token: token as u32 }
+    Largest { sound, value: best, token: token as u32 }
 }
 
 #[inline(always)]

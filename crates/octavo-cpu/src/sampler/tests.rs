@@ -10,7 +10,7 @@ use octavo_backend::{
     },
 };
 
-use super::{OwnedScratch, Sampler, noise};
+use super::{OwnedScratch, SPAN, Sampler, noise};
 use crate::{
     isa::Isa,
     simd::{LANES, random_bits},
@@ -83,8 +83,11 @@ fn settings(seed: u64) -> Vec<SampleRow> {
 
 fn assert_equal(isa: Isa, sampler: &Sampler, logits: &[f32], row: &SampleRow, expected: &Result<Sampled, SampleError>) {
     let mut scratch = OwnedScratch::new(logits.len());
-    let found = sampler.sample(&mut logits.to_vec(), row, &mut scratch.borrow());
-    assert_eq!(bits(&found), bits(expected), "{isa}, {} tokens, {row:?}", logits.len());
+    let maxima: Vec<f32> = logits.chunks(SPAN).map(|span| sampler.span_maximum(span)).collect();
+    for maxima in [&[], &maxima[..]] {
+        let found = sampler.sample(&mut logits.to_vec(), maxima, row, &mut scratch.borrow());
+        assert_eq!(bits(&found), bits(expected), "{isa}, {} tokens, {row:?}", logits.len());
+    }
 }
 
 /// Comparable bit for bit.
@@ -203,7 +206,7 @@ fn scores_equal_the_plain_ones() {
                     let expected = sampling::score(&logits, &row);
                     for isa in Isa::supported() {
                         let mut scratch = OwnedScratch::new(count);
-                        let found = Sampler::new(isa).score(&logits, &row, &mut scratch.borrow());
+                        let found = Sampler::new(isa).score(&logits, &[], &row, &mut scratch.borrow());
                         assert_eq!(found, expected, "{isa}, {shape:?}, {count} tokens, {row:?}");
                     }
                 }
@@ -220,7 +223,7 @@ fn faults_are_found_wherever_they_are() {
             let mut scratch = OwnedScratch::new(count);
             let mut sample = |logits: &[f32]| {
                 let row = SampleRow { temperature: 1.0, ..SampleRow::greedy(0, 0) };
-                sampler.sample(&mut logits.to_vec(), &row, &mut scratch.borrow())
+                sampler.sample(&mut logits.to_vec(), &[], &row, &mut scratch.borrow())
             };
             for at in (0..count).step_by(if count > 100 { 97 } else { 1 }) {
                 for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
