@@ -34,6 +34,7 @@ class EngineOptions(TypedDict):
     num_kv_blocks: int | None
     kv_cache_dtype: Literal["auto", "bfloat16", "int8"]
     dtype: Literal["auto", "bfloat16"]
+    int16_activations: list[str]
     enable_prefix_caching: bool
 
 @type_check_only

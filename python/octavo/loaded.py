@@ -14,6 +14,7 @@ from octavo.models import resolve
 from octavo.options import (
     ActivationType,
     KvCacheType,
+    Projection,
     check_choice,
     checked_engine_options,
     refuse_others,
@@ -49,6 +50,7 @@ class LoadedModel:
         kv_cache_memory_bytes: int | None = None,
         num_kv_blocks: int | None = None,
         kv_cache_dtype: KvCacheType = "auto",
+        int16_activations: Sequence[Projection] | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
@@ -62,7 +64,9 @@ class LoadedModel:
         `max_model_len` bounds prompt and output together (default: the model's context). The KV pool's size is given in
         bytes or in blocks of `block_size` tokens; without either it holds at least one longest request. Its elements
         are bfloat16; with `kv_cache_dtype="int8"` they are bytes, with a scale for each token and head, in half the
-        memory. `dtype="bfloat16"` multiplies quantised weights in bfloat16 rather than in 8-bit integers.
+        memory. `dtype="bfloat16"` multiplies quantised weights in bfloat16 rather than in 8-bit integers;
+        `int16_activations` names the projections whose inputs keep 16 bits instead: "qkv", "output", "gate_up", "down",
+        "head".
         `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
         template's text, or the file that holds it. With `enable_prefix_caching`, requests that begin alike share KV
         blocks, also with earlier ones.
@@ -83,6 +87,7 @@ class LoadedModel:
             num_kv_blocks=num_kv_blocks,
             kv_cache_dtype=kv_cache_dtype,
             dtype=dtype,
+            int16_activations=int16_activations,
             enable_prefix_caching=enable_prefix_caching,
         )
         check_choice("device", device, "auto", "cpu", "reference")
@@ -92,6 +97,11 @@ class LoadedModel:
         if device == "reference" and dtype != "auto":
             found = shown(dtype)
             raise InvalidRequest(f"dtype: found {found}, expected 'auto': the reference computes in 32-bit floats")
+        if device == "reference" and int16_activations:
+            found = shown(int16_activations)
+            raise InvalidRequest(
+                f"int16_activations: found {found}, expected none: the reference computes in 32-bit floats"
+            )
         check_choice("generation_config", generation_config, "auto", "octavo")
         if served_model_name is not None and not isinstance(served_model_name, str):
             raise InvalidRequest(f"served_model_name: found {shown(served_model_name)}, expected a text")

@@ -11,13 +11,16 @@ from octavo.shown import shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from octavo._octavo import EngineOptions
 
 KvCacheType = Literal["auto", "bfloat16", "int8"]
 ActivationType = Literal["auto", "bfloat16"]
+Projection = Literal["qkv", "output", "gate_up", "down", "head"]
+
+PROJECTIONS: tuple[Projection, ...] = ("qkv", "output", "gate_up", "down", "head")
 
 # Options that are known and have no effect yet, with what says just that.
 _LATER: dict[str, tuple[str | None, ...]] = {
@@ -78,6 +81,7 @@ def checked_engine_options(
     num_kv_blocks: int | None,
     kv_cache_dtype: KvCacheType,
     dtype: ActivationType,
+    int16_activations: Sequence[Projection] | None,
     enable_prefix_caching: bool,
 ) -> EngineOptions:
     """Check each option by itself; what depends on the model is checked when it is loaded."""
@@ -96,6 +100,7 @@ def checked_engine_options(
         "num_kv_blocks": _optional("num_kv_blocks", num_kv_blocks, _MAX_COUNT),
         "kv_cache_dtype": kv_cache_dtype,
         "dtype": dtype,
+        "int16_activations": _projections(int16_activations, dtype),
         "enable_prefix_caching": _flag("enable_prefix_caching", enable_prefix_caching),
     }
 
@@ -114,6 +119,21 @@ def seconds_or_none(name: str, value: object) -> float | None:
     if not seconds >= 0:
         raise InvalidRequest(f"{name}: found {shown(value)}, expected {expected}")
     return seconds
+
+
+def _projections(value: object, dtype: ActivationType) -> list[str]:
+    """The projections whose activations shall have 16 bits."""
+    expected = f"some of {', '.join(map(repr, PROJECTIONS))}"
+    if value is None:
+        return []
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise InvalidRequest(f"int16_activations: found {shown(value)}, expected a list of {expected}")
+    for name in value:
+        if name not in PROJECTIONS:
+            raise InvalidRequest(f"int16_activations: found {shown(name)} among them, expected {expected}")
+    if value and dtype != "auto":
+        raise InvalidRequest(f"int16_activations: found {shown(value)} with dtype {dtype!r}, expected none, or 'auto'")
+    return [name for name in PROJECTIONS if name in value]
 
 
 def _flag(name: str, value: object) -> bool:

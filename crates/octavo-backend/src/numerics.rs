@@ -18,6 +18,9 @@ pub enum InputRounding {
     Bf16,
     /// To signed 8-bit integers with one `f32` scale for each 32 values ([`ActivationGroup`]).
     Int8Group32,
+    /// As [`InputRounding::Int8Group32`], and what that leaves ([`ActivationGroup::rest`]) once more: about 15 bits. The
+    /// product is the sum of both rounded inputs' products.
+    Int8Twice,
     /// As [`InputRounding::Bf16`]; quantised weights are rounded to it as well ([`crate::Codes::to_bf16`]). A product of 32
     /// columns is one chain of fused multiply-adds of the even ones from 0, one of the odd ones, and their sum.
     Bf16Chains,
@@ -25,8 +28,13 @@ pub enum InputRounding {
 
 impl InputRounding {
     /// Every way.
-    pub const ALL: [InputRounding; 4] =
-        [InputRounding::None, InputRounding::Bf16, InputRounding::Int8Group32, InputRounding::Bf16Chains];
+    pub const ALL: [InputRounding; 5] = [
+        InputRounding::None,
+        InputRounding::Bf16,
+        InputRounding::Int8Group32,
+        InputRounding::Int8Twice,
+        InputRounding::Bf16Chains,
+    ];
 }
 
 /// What the cache keeps.
@@ -106,7 +114,7 @@ pub fn int8_code(value: f32, inverse: f32) -> i8 {
 /// Where a backend rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numerics {
-    /// Input of matmuls with block-quantised weights.
+    /// Input of matmuls with block-quantised weights, at the coarsest.
     pub quantized_input: InputRounding,
     /// Input of matmuls with bfloat16 weights.
     pub bf16_input: InputRounding,
@@ -136,6 +144,15 @@ impl ActivationGroup {
         let largest = largest_magnitude(values);
         let inverse = if largest > 0.0 && largest.is_finite() { 127.0 / largest } else { 0.0 };
         ActivationGroup { scale: largest * (1.0 / 127.0), codes: values.map(|value| int8_code(value, inverse)) }
+    }
+
+    /// What rounding these values left: `fma(-scale, code, value)`.
+    pub fn rest(&self, values: &[f32; ACTIVATION_GROUP]) -> [f32; ACTIVATION_GROUP] {
+        let mut rest = *values;
+        for (rest, code) in rest.iter_mut().zip(self.codes) {
+            *rest = (-self.scale).mul_add(f32::from(code), *rest);
+        }
+        rest
     }
 
     /// The sum of the codes.

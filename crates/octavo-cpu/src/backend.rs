@@ -12,7 +12,7 @@ use crate::{
     host,
     isa::Isa,
     matmul::Matmul,
-    options::{ActivationType, CpuOptions},
+    options::{ActivationType, CpuOptions, Projections},
     plan::{CpuPlan, Machine},
     pointwise::GateKernel,
     pool::Pool,
@@ -25,8 +25,7 @@ use crate::{
 pub struct CpuBackend {
     pool: Pool,
     isa: Isa,
-    kv: KvType,
-    activations: ActivationType,
+    options: CpuOptions,
     kernels: Kernels,
 }
 
@@ -52,6 +51,13 @@ impl CpuBackend {
                 expected: "at least 1".to_owned(),
             });
         }
+        if options.activations == ActivationType::Bf16 && !options.int16_activations.is_empty() {
+            return Err(BackendError::Unsupported {
+                what: "projections with 16-bit activations",
+                found: "some beside bfloat16 activations".to_owned(),
+                expected: "none, or the others in 8 bits".to_owned(),
+            });
+        }
         if options.kv == KvType::F32 {
             return Err(BackendError::Unsupported {
                 what: "elements of the KV cache",
@@ -67,7 +73,7 @@ impl CpuBackend {
             silu: GateKernel::new(isa, Activation::Silu),
             sampler: Sampler::new(isa),
         };
-        Ok(CpuBackend { pool: Pool::new(threads)?, isa, kv: options.kv, activations: options.activations, kernels })
+        Ok(CpuBackend { pool: Pool::new(threads)?, isa, options, kernels })
     }
 
     /// Workers, the calling thread included.
@@ -81,7 +87,7 @@ impl CpuBackend {
     }
 
     fn machine(&self) -> Machine {
-        Machine { isa: self.isa, workers: self.pool.count(), kv: self.kv, activations: self.activations }
+        Machine { isa: self.isa, workers: self.pool.count(), options: self.options }
     }
 }
 
@@ -103,11 +109,11 @@ impl Backend for CpuBackend {
     }
 
     fn numerics(&self) -> Numerics {
-        Numerics {
-            quantized_input: self.activations.quantized_input(),
-            bf16_input: self.activations.bf16_input(),
-            kv: self.kv,
-        }
+        let coarsest = match self.options.int16_activations {
+            Projections::ALL => ActivationType::Int16,
+            _ => self.options.activations,
+        };
+        Numerics { quantized_input: coarsest.quantized_input(), bf16_input: coarsest.bf16_input(), kv: self.options.kv }
     }
 
     /// The KV cache is exact; work memory is an upper bound, since only the checkpoint's formats decide which roundings

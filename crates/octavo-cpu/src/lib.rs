@@ -43,5 +43,5 @@ mod weights;
 pub mod work;
 
 pub use backend::CpuBackend;
-pub use options::{ActivationType, CpuOptions};
+pub use options::{ActivationType, CpuOptions, Projections};
 pub use plan::CpuPlan;

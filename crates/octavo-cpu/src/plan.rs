@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use octavo_backend::{
-    BackendError, DecoderSpec, Footprint, InputRounding, KvType, MlpSpec, StepInputs, StepLimits, WeightSource,
+    BackendError, DecoderSpec, Footprint, InputRounding, MlpSpec, StepInputs, StepLimits, WeightSource,
 };
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     check::StepCheck,
     isa::Isa,
     kv::KvCache,
-    options::ActivationType,
+    options::{ActivationType, CpuOptions},
     pack::PackedMatrix,
     pool::Worker,
     rope::RopeAngles,
@@ -204,8 +204,8 @@ impl CpuPlan {
         check_spec(spec)?;
         let sizes = Sizes::new(spec, limits, machine);
         // The cache first: it is the largest single piece, and its limits are checked there.
-        let cache = KvCache::new(spec, limits, machine.kv)?;
-        let weights = Weights::load(spec, source, machine.activations, machine.workers)?;
+        let cache = KvCache::new(spec, limits, machine.options.kv)?;
+        let weights = Weights::load(spec, source, machine.options, machine.workers)?;
         let memory = WorkMemory::new(&sizes.layout)?;
         let mut inputs = InputsPlan::default();
         let mut layers = Vec::with_capacity(spec.layers.len());
@@ -245,9 +245,9 @@ impl CpuPlan {
         let schedules: usize = sizes.shapes.iter().map(bytes).sum();
         let rows = limits.max_rows * size_of::<RowPlace>();
         Footprint {
-            kv_bytes: KvCache::bytes(spec, limits, machine.kv),
+            kv_bytes: KvCache::bytes(spec, limits, machine.options.kv),
             arena_bytes: sizes.layout.bytes()
-                + inputs_bytes(spec, input_rows(limits), machine.activations)
+                + inputs_bytes(spec, input_rows(limits), machine.options)
                 + schedules
                 + rows
                 + StepCheck::bytes(limits),
@@ -273,10 +273,7 @@ impl CpuPlan {
 pub(crate) struct Machine {
     pub isa: Isa,
     pub workers: usize,
-    /// What the cache keeps.
-    pub kv: KvType,
-    /// What matmuls make of their inputs.
-    pub activations: ActivationType,
+    pub options: CpuOptions,
 }
 
 /// Which activations there must be.
@@ -311,11 +308,12 @@ impl InputsPlan {
 }
 
 /// Bytes of all activations if every width needed every rounding: which ones it needs, only the checkpoint knows.
-fn inputs_bytes(spec: &DecoderSpec, rows: usize, activations: ActivationType) -> usize {
+fn inputs_bytes(spec: &DecoderSpec, rows: usize, options: CpuOptions) -> usize {
     let attention = spec.layers.iter().map(|layer| layer.attention.num_heads * layer.attention.head_size);
     let plain: BTreeSet<usize> = attention.chain([spec.hidden_size]).collect();
     let gated: BTreeSet<usize> = spec.layers.iter().map(|layer| intermediate_size(&layer.mlp)).collect();
-    let all = [InputRounding::None, InputRounding::Bf16, activations.quantized_input()].into_iter().collect();
+    let quantized = options.activation_types().map(ActivationType::quantized_input);
+    let all = [InputRounding::None, InputRounding::Bf16].into_iter().chain(quantized).collect();
     plain.into_iter().chain(gated).map(|width| Activations::footprint(all, width, rows)).sum()
 }
 

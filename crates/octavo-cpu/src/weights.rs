@@ -2,7 +2,7 @@
 
 use octavo_backend::{BackendError, DecoderSpec, WeightId, WeightSource};
 
-use crate::{arena::Arena, options::ActivationType, pack::PackedMatrix};
+use crate::{arena::Arena, options::CpuOptions, pack::PackedMatrix};
 
 /// All weights of a decoder.
 pub struct Weights {
@@ -32,18 +32,18 @@ pub struct LayerWeights {
 }
 
 impl Weights {
-    /// Takes the weights of each place from `source`, one place at a time, packs them for inputs of the given type with so
-    /// many threads, and lets go of them.
+    /// Takes the weights of each place from `source`, one place at a time, packs them for inputs of the types chosen with
+    /// so many threads, and lets go of them.
     ///
     /// # Errors
     /// What the source says; a shape or format that does not fit; memory that cannot be had.
     pub fn load(
         spec: &DecoderSpec,
         source: &mut dyn WeightSource,
-        activations: ActivationType,
+        options: CpuOptions,
         threads: usize,
     ) -> Result<Weights, BackendError> {
-        let mut loader = Loader { spec, source, activations, threads, arena: Arena::new() };
+        let mut loader = Loader { spec, source, options, threads, arena: Arena::new() };
         let embedding = loader.matrix(WeightId::Embedding)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for index in 0..spec.layers.len() {
@@ -70,7 +70,7 @@ impl Weights {
 struct Loader<'a> {
     spec: &'a DecoderSpec,
     source: &'a mut dyn WeightSource,
-    activations: ActivationType,
+    options: CpuOptions,
     threads: usize,
     /// In the order of execution, so that a step reads forwards.
     arena: Arena,
@@ -79,7 +79,7 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn matrix(&mut self, id: WeightId) -> Result<PackedMatrix, BackendError> {
         let parts = self.source.weight(id)?.into_matrices(id, &self.spec.weight_shape(id))?;
-        let packed = PackedMatrix::pack_in(&mut self.arena, &parts, self.activations, self.threads)?;
+        let packed = PackedMatrix::pack_in(&mut self.arena, &parts, self.options.activations_of(id), self.threads)?;
         self.source.release(id);
         Ok(packed)
     }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use octavo_backend::{KvType, conformance};
-use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, isa::Isa};
+use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, Projections, isa::Isa};
 
 /// One at a time: several pools on the same two cores would wait for each other.
 static MACHINE: Mutex<()> = Mutex::new(());
@@ -54,6 +54,14 @@ fn bfloat16_activations_conform_on_every_instruction_set() {
     for isa in Isa::supported() {
         let activations = ActivationType::Bf16;
         conforms_with(CpuOptions { threads: Some(2), isa: Some(isa), activations, ..CpuOptions::default() });
+    }
+}
+
+#[test]
+fn activations_in_16_bits_conform_on_every_instruction_set() {
+    for isa in Isa::supported() {
+        let int16_activations = Projections::ALL;
+        conforms_with(CpuOptions { threads: Some(2), isa: Some(isa), int16_activations, ..CpuOptions::default() });
     }
 }
 

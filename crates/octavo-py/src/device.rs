@@ -5,7 +5,7 @@ use std::path::Path;
 use octavo_backend::{
     Backend, BackendError, DecoderSpec, KvType, Reference, WeightGroup, WeightId, WeightShape, WeightSource,
 };
-use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, host};
+use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, Projections, host};
 use octavo_engine::{Engine, EngineConfig, EngineHandle, PrefixCaching};
 use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_plan};
 
@@ -34,6 +34,8 @@ pub struct Options {
     pub kv_cache_dtype: String,
     /// `auto` or `bfloat16`.
     pub dtype: String,
+    /// Some of [`Projections::NAMES`].
+    pub int16_activations: Vec<String>,
     pub enable_prefix_caching: bool,
 }
 
@@ -152,7 +154,16 @@ impl Device {
 fn cpu(path: &Path, options: &Options) -> Result<CpuBackend, StartError> {
     let kv = if options.kv_cache_dtype == "int8" { KvType::Int8 } else { KvType::Bf16 };
     let activations = if options.dtype == "bfloat16" { ActivationType::Bf16 } else { ActivationType::Int8 };
-    CpuBackend::new(CpuOptions { threads: options.threads, kv, activations, ..CpuOptions::default() })
+    let int16_activations = Projections::named(&options.int16_activations).map_err(|name| {
+        let reason = BackendError::Unsupported {
+            what: "projection with 16-bit activations",
+            found: name.to_owned(),
+            expected: format!("one of {}", Projections::NAMES.join(", ")),
+        };
+        refused(path, reason)
+    })?;
+    let threads = options.threads;
+    CpuBackend::new(CpuOptions { threads, kv, activations, int16_activations, ..CpuOptions::default() })
         .map_err(|reason| refused(path, reason))
 }
 

@@ -11,7 +11,7 @@ use half::bf16;
 /// Each part's input is rounded as its format asks. The order of every sum is fixed:
 /// - 8-bit input: for each group of 32 in ascending order, the exact integer dot product times the activation's scale,
 ///   then one fused multiply-add with the weight's scale, and for formats with a minimum one more with
-///   `minimum * (activation scale * sum of codes)`;
+///   `minimum * (activation scale * sum of codes)`; of an input rounded twice, the sum of the two products;
 /// - bfloat16 input in chains: for each group of 32 in ascending order, one fused chain of the even elements from 0 and one
 ///   of the odd ones, which are added, and their sum then to what there is;
 /// - bfloat16 input: one accumulator, pairs ascending, the odd element of a pair before the even one, fused;
@@ -36,9 +36,10 @@ pub(super) fn matmul(parts: &[Matrix<'static>], numerics: Numerics, input: &[f32
                     RoundedInput::Lanes(input) => dot_in_lanes(&weights, &input[row * columns..][..columns]),
                     RoundedInput::InOrder(input) => dot_in_order(&weights, &input[row * columns..][..columns]),
                     RoundedInput::Pairs(input) => dot_in_pairs(&weights, &input[row * columns..][..columns]),
-                    RoundedInput::Groups(groups) => {
-                        let per_row = columns / ACTIVATION_GROUP;
-                        dot_in_groups(part, n, &groups[row * per_row..][..per_row])
+                    RoundedInput::Groups(groups) => dot_in_groups(part, n, groups_of(groups, row, columns)),
+                    RoundedInput::GroupsTwice(first, rest) => {
+                        let first = dot_in_groups(part, n, groups_of(first, row, columns));
+                        first + dot_in_groups(part, n, groups_of(rest, row, columns))
                     }
                     RoundedInput::Chains(input) => dot_in_chains(&weights, &input[row * columns..][..columns]),
                 };
@@ -54,6 +55,7 @@ enum RoundedInput<'a> {
     InOrder(&'a [f32]),
     Pairs(Vec<f32>),
     Groups(Vec<ActivationGroup>),
+    GroupsTwice(Vec<ActivationGroup>, Vec<ActivationGroup>),
     Chains(Vec<f32>),
 }
 
@@ -74,11 +76,26 @@ impl<'a> RoundedInput<'a> {
                 let (groups, _) = input.as_chunks::<ACTIVATION_GROUP>();
                 RoundedInput::Groups(groups.iter().map(ActivationGroup::round).collect())
             }
+            InputRounding::Int8Twice => {
+                let (groups, _) = input.as_chunks::<ACTIVATION_GROUP>();
+                let twice = groups.iter().map(|values| {
+                    let first = ActivationGroup::round(values);
+                    (first, ActivationGroup::round(&first.rest(values)))
+                });
+                let (first, rest) = twice.unzip();
+                RoundedInput::GroupsTwice(first, rest)
+            }
             InputRounding::Bf16Chains => {
                 RoundedInput::Chains(input.iter().map(|value| bf16::from_f32(*value).to_f32()).collect())
             }
         }
     }
+}
+
+/// The groups of one row.
+fn groups_of(groups: &[ActivationGroup], row: usize, columns: usize) -> &[ActivationGroup] {
+    let per_row = columns / ACTIVATION_GROUP;
+    &groups[row * per_row..][..per_row]
 }
 
 fn dot_in_lanes(weights: &[f32], input: &[f32]) -> f32 {

@@ -63,7 +63,7 @@ pub struct RoundingSet(u8);
 impl RoundingSet {
     /// True when `rounding` is in the set.
     pub fn contains(self, rounding: InputRounding) -> bool {
-        self.0 & bit(rounding) != 0
+        self.0 & bits(rounding) == bits(rounding)
     }
 
     /// The set of all that are in either.
@@ -74,15 +74,59 @@ impl RoundingSet {
 
 impl FromIterator<InputRounding> for RoundingSet {
     fn from_iter<I: IntoIterator<Item = InputRounding>>(roundings: I) -> RoundingSet {
-        RoundingSet(roundings.into_iter().fold(0, |set, rounding| set | bit(rounding)))
+        RoundingSet(roundings.into_iter().fold(0, |set, rounding| set | bits(rounding)))
     }
 }
 
-fn bit(rounding: InputRounding) -> u8 {
+fn bits(rounding: InputRounding) -> u8 {
     match rounding {
         InputRounding::None => 1,
         InputRounding::Bf16 | InputRounding::Bf16Chains => 2,
         InputRounding::Int8Group32 => 4,
+        // Both of its planes.
+        InputRounding::Int8Twice => 4 | 8,
+    }
+}
+
+/// Memory of rows rounded in one way. All planes have records of 32 columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Plane {
+    F32,
+    Bf16,
+    Int8,
+    /// What [`Plane::Int8`] leaves, rounded in the same way.
+    Rest,
+}
+
+impl Plane {
+    const ALL: [Plane; 4] = [Plane::F32, Plane::Bf16, Plane::Int8, Plane::Rest];
+
+    /// The only or the first plane of a rounding.
+    pub fn of(rounding: InputRounding) -> Plane {
+        match rounding {
+            InputRounding::None => Plane::F32,
+            InputRounding::Bf16 | InputRounding::Bf16Chains => Plane::Bf16,
+            InputRounding::Int8Group32 | InputRounding::Int8Twice => Plane::Int8,
+        }
+    }
+
+    /// A rounding that needs it.
+    fn rounding(self) -> InputRounding {
+        match self {
+            Plane::F32 => InputRounding::None,
+            Plane::Bf16 => InputRounding::Bf16,
+            Plane::Int8 => InputRounding::Int8Group32,
+            Plane::Rest => InputRounding::Int8Twice,
+        }
+    }
+
+    /// Bytes from one record to the next.
+    fn record(self) -> usize {
+        match self {
+            Plane::F32 => F32_RECORD,
+            Plane::Bf16 => BF16_RECORD,
+            Plane::Int8 | Plane::Rest => INT8_RECORD,
+        }
     }
 }
 
@@ -101,9 +145,8 @@ pub struct Activations {
     columns: usize,
     rows: usize,
     writers: Writers,
-    int8: Option<AlignedBytes>,
-    bf16: Option<AlignedBytes>,
-    f32: Option<AlignedBytes>,
+    /// In the order of [`Plane::ALL`].
+    planes: [Option<AlignedBytes>; Plane::ALL.len()],
 }
 
 impl Activations {
@@ -119,31 +162,22 @@ impl Activations {
                 expected: format!("a multiple of {ACTIVATION_GROUP}"),
             });
         }
-        let plane = |rounding| -> Result<Option<AlignedBytes>, BackendError> {
-            if !roundings.contains(rounding) {
-                return Ok(None);
-            }
+        let mut planes = [const { None }; Plane::ALL.len()];
+        for plane in Plane::ALL.into_iter().filter(|plane| roundings.contains(plane.rounding())) {
             let bytes = rows
                 .checked_next_multiple_of(ROW_BLOCK)
                 .and_then(|rows| rows.checked_mul(columns.div_ceil(ACTIVATION_GROUP)))
-                .and_then(|records| records.checked_mul(record_bytes(rounding)));
-            AlignedBytes::zeroed("activations", bytes.unwrap_or(usize::MAX)).map(Some)
-        };
-        Ok(Activations {
-            columns,
-            rows,
-            writers: Writers::new(isa),
-            int8: plane(InputRounding::Int8Group32)?,
-            bf16: plane(InputRounding::Bf16)?,
-            f32: plane(InputRounding::None)?,
-        })
+                .and_then(|records| records.checked_mul(plane.record()));
+            planes[plane as usize] = Some(AlignedBytes::zeroed("activations", bytes.unwrap_or(usize::MAX))?);
+        }
+        Ok(Activations { columns, rows, writers: Writers::new(isa), planes })
     }
 
     /// Bytes that [`Activations::new`] takes.
     pub fn footprint(roundings: RoundingSet, columns: usize, rows: usize) -> usize {
         let records = rows.next_multiple_of(ROW_BLOCK) * columns.div_ceil(ACTIVATION_GROUP);
-        let planes = [InputRounding::None, InputRounding::Bf16, InputRounding::Int8Group32];
-        planes.into_iter().filter(|plane| roundings.contains(*plane)).map(|plane| records * record_bytes(plane)).sum()
+        let planes = Plane::ALL.into_iter().filter(|plane| roundings.contains(plane.rounding()));
+        planes.map(|plane| records * plane.record()).sum()
     }
 
     /// Values in a row.
@@ -206,16 +240,11 @@ impl Activations {
     /// # Safety
     /// As [`Activations::write_columns`]; `source` has `count` values.
     unsafe fn write<V: Source>(&self, row: usize, first: usize, count: usize, writers: &RowWriters<V>, source: V) {
-        let planes = [
-            (&self.int8, writers.int8, InputRounding::Int8Group32),
-            (&self.bf16, writers.bf16, InputRounding::Bf16),
-            (&self.f32, writers.f32, InputRounding::None),
-        ];
-        for (plane, writer, rounding) in planes {
-            if let Some(plane) = plane {
-                let offset = self.offset(row, first / ACTIVATION_GROUP, record_bytes(rounding));
+        for (plane, memory) in Plane::ALL.into_iter().zip(&self.planes) {
+            if let Some(memory) = memory {
+                let offset = self.offset(row, first / ACTIVATION_GROUP, plane.record());
                 // SAFETY: the records of a row that exists are inside the plane, `ROW_BLOCK` records apart.
-                unsafe { writer(source, count, plane.shared_ptr().add(offset)) }
+                unsafe { writers[plane as usize](source, count, memory.shared_ptr().add(offset)) }
             }
         }
     }
@@ -226,26 +255,13 @@ impl Activations {
         ((row / ROW_BLOCK * groups + group) * ROW_BLOCK + row % ROW_BLOCK) * record
     }
 
-    /// The first record of a row in one rounding; none when the set does not contain it.
+    /// The first record of a row in one plane; none when no rounding needs it.
     ///
     /// The record of the next row in the same block is one record further, the next group's `ROW_BLOCK` records.
-    pub(crate) fn row(&self, rounding: InputRounding, row: usize) -> Option<*const u8> {
+    pub(crate) fn row(&self, plane: Plane, row: usize) -> Option<*const u8> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        let plane = match rounding {
-            InputRounding::Int8Group32 => &self.int8,
-            InputRounding::Bf16 | InputRounding::Bf16Chains => &self.bf16,
-            InputRounding::None => &self.f32,
-        };
+        let memory = self.planes[plane as usize].as_ref();
         // SAFETY: the record of a row that exists is inside the plane.
-        plane.as_ref().map(|plane| unsafe { plane.as_ptr().add(self.offset(row, 0, record_bytes(rounding))) })
-    }
-}
-
-/// Bytes of one record.
-fn record_bytes(rounding: InputRounding) -> usize {
-    match rounding {
-        InputRounding::Int8Group32 => INT8_RECORD,
-        InputRounding::Bf16 | InputRounding::Bf16Chains => BF16_RECORD,
-        InputRounding::None => F32_RECORD,
+        memory.map(|memory| unsafe { memory.as_ptr().add(self.offset(row, 0, plane.record())) })
     }
 }

@@ -6,16 +6,16 @@ use octavo_backend::numerics::{ActivationGroup, rms_norm};
 use super::*;
 use crate::simd::random_bits;
 
-const ALL: [InputRounding; 4] = InputRounding::ALL;
+const ALL: [InputRounding; 5] = InputRounding::ALL;
 
-fn record(activations: &Activations, row: usize, group: usize) -> Int8Record {
-    let first = activations.row(InputRounding::Int8Group32, row).unwrap();
+fn record(activations: &Activations, plane: Plane, row: usize, group: usize) -> Int8Record {
+    let first = activations.row(plane, row).unwrap();
     // SAFETY: the tests ask for groups that exist.
     unsafe { first.add(group * ROW_BLOCK * INT8_RECORD).cast::<Int8Record>().read() }
 }
 
-fn element<T: Copy>(activations: &Activations, rounding: InputRounding, row: usize, column: usize) -> T {
-    let first = activations.row(rounding, row).unwrap().cast::<T>();
+fn element<T: Copy>(activations: &Activations, plane: Plane, row: usize, column: usize) -> T {
+    let first = activations.row(plane, row).unwrap().cast::<T>();
     let place = column / ACTIVATION_GROUP * ROW_BLOCK * ACTIVATION_GROUP + column % ACTIVATION_GROUP;
     // SAFETY: the tests ask for columns that exist.
     unsafe { first.add(place).read() }
@@ -37,16 +37,22 @@ fn rows(columns: usize) -> Vec<Vec<f32>> {
 
 fn check_int8(activations: &Activations, row: usize, expected: &[f32]) {
     for (group, values) in expected.as_chunks::<ACTIVATION_GROUP>().0.iter().enumerate() {
-        let (found, expected) = (record(activations, row, group), ActivationGroup::round(values));
-        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
-        assert_eq!(found.codes, expected.codes, "row {row}, group {group}");
-        assert!(same(found.scale, expected.scale), "row {row}, group {group}");
-        assert!(same(found.scaled_sum, expected.scale * expected.sum() as f32), "row {row}, group {group}");
-        assert_eq!(found.nibble_correction, -8 * expected.sum());
-        assert_eq!(found.biased_correction(), -128 * expected.sum());
-        let halves = [0, 16].map(|at| expected.codes[at..at + 16].iter().map(|code| i32::from(*code)).sum::<i32>());
-        assert_eq!([found.half_correction, found.second_half_correction()], halves.map(|sum| -32 * sum));
+        let expected = ActivationGroup::round(values);
+        check_record(record(activations, Plane::Int8, row, group), expected, &format!("row {row}, group {group}"));
+        let rest = ActivationGroup::round(&expected.rest(values));
+        check_record(record(activations, Plane::Rest, row, group), rest, &format!("rest of row {row}, group {group}"));
     }
+}
+
+fn check_record(found: Int8Record, expected: ActivationGroup, what: &str) {
+    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+    assert_eq!(found.codes, expected.codes, "{what}");
+    assert!(same(found.scale, expected.scale), "{what}");
+    assert!(same(found.scaled_sum, expected.scale * expected.sum() as f32), "{what}");
+    assert_eq!(found.nibble_correction, -8 * expected.sum());
+    assert_eq!(found.biased_correction(), -128 * expected.sum());
+    let halves = [0, 16].map(|at| expected.codes[at..at + 16].iter().map(|code| i32::from(*code)).sum::<i32>());
+    assert_eq!([found.half_correction, found.second_half_correction()], halves.map(|sum| -32 * sum));
 }
 
 #[test]
@@ -61,9 +67,9 @@ fn rows_are_rounded_as_the_contract_defines_on_every_instruction_set() {
         for (i, values) in rows.iter().enumerate() {
             check_int8(&activations, i, values);
             for (column, value) in values.iter().enumerate() {
-                let bf16_bits: u16 = element(&activations, InputRounding::Bf16, i, column);
+                let bf16_bits: u16 = element(&activations, Plane::Bf16, i, column);
                 assert_eq!(bf16_bits, bf16::from_f32(*value).to_bits(), "{isa}, row {i}, column {column}");
-                let plain: f32 = element(&activations, InputRounding::None, i, column);
+                let plain: f32 = element(&activations, Plane::F32, i, column);
                 assert_eq!(plain.to_bits(), value.to_bits());
             }
         }
@@ -99,8 +105,8 @@ fn columns_that_fill_no_group_are_padded_with_zeros() {
         }
         for column in 0..64 {
             let expected = if column < 43 { 1.5f32 } else { 0.0 };
-            assert_eq!(element::<f32>(&activations, InputRounding::None, 8, column), expected);
-            let bits: u16 = element(&activations, InputRounding::Bf16, 3, column);
+            assert_eq!(element::<f32>(&activations, Plane::F32, 8, column), expected);
+            let bits: u16 = element(&activations, Plane::Bf16, 3, column);
             assert_eq!(bf16::from_bits(bits).to_f32(), expected);
         }
     }
@@ -116,8 +122,7 @@ fn a_width_without_whole_groups_is_refused_for_8_bits() {
 fn the_footprint_is_what_is_taken() {
     let set: RoundingSet = ALL.into_iter().collect();
     let activations = Activations::new(Isa::Scalar, set, 64, 9).unwrap();
-    let planes = [&activations.int8, &activations.bf16, &activations.f32];
-    let taken: usize = planes.map(|plane| plane.as_ref().unwrap().len()).iter().sum();
+    let taken: usize = activations.planes.iter().map(|plane| plane.as_ref().unwrap().len()).sum();
     assert_eq!(Activations::footprint(set, 64, 9), taken);
 }
 
@@ -136,7 +141,7 @@ fn a_row_written_in_pieces_equals_one_written_at_once() {
                 }
             }
         }
-        for (whole, pieces) in [(&whole.int8, &pieces.int8), (&whole.bf16, &pieces.bf16), (&whole.f32, &pieces.f32)] {
+        for (whole, pieces) in whole.planes.iter().zip(&pieces.planes) {
             let bytes = |plane: &Option<AlignedBytes>| plane.as_ref().unwrap().elements::<u8>().to_vec();
             assert!(bytes(whole) == bytes(pieces), "{isa}");
         }

@@ -2,7 +2,7 @@
 
 use octavo_backend::numerics::{ACTIVATION_GROUP, ActivationGroup};
 
-use super::{BF16_RECORD, F32_RECORD, INT8_RECORD, Int8Record, ROW_BLOCK};
+use super::{BF16_RECORD, F32_RECORD, INT8_RECORD, Int8Record, Plane, ROW_BLOCK};
 use crate::{
     isa::Isa,
     simd::{LANES, Simd, simd_shells},
@@ -66,29 +66,64 @@ impl Source for Normalized {
     }
 }
 
-/// Writes 32 values as one record. The usual group runs in registers; one whose largest magnitude is not finite, or so
-/// small that its inverse is not, takes the definition itself.
+/// The scale and the codes of 32 values, in registers; none if the largest magnitude is not finite, or so small that its
+/// inverse is not: then they are what the definition says.
 #[inline(always)]
-unsafe fn write_int8_group<S: Simd>(simd: S, low: S::F, high: S::F, record: *mut Int8Record) {
+fn round_group<S: Simd>(simd: S, low: S::F, high: S::F) -> Option<(f32, S::I, S::I)> {
     let bits = simd.fold_max_int(simd.max_int(simd.magnitude_bits(low), simd.magnitude_bits(high)));
     let largest = f32::from_bits(bits as u32);
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    if !(largest.is_finite() && inverse.is_finite()) {
+        return None;
+    }
+    let inverse = simd.splat(inverse);
+    // No clamp: |value * inverse| is at most 127 and two roundings.
+    let low = simd.round_to_int(simd.mul(low, inverse));
+    let high = simd.round_to_int(simd.mul(high, inverse));
+    Some((largest * (1.0 / 127.0), low, high))
+}
+
+#[inline(always)]
+fn to_array<S: Simd>(simd: S, low: S::F, high: S::F) -> [f32; ACTIVATION_GROUP] {
+    let mut values = [0.0; ACTIVATION_GROUP];
+    // SAFETY: the array has two vectors.
+    unsafe {
+        simd.store(values.as_mut_ptr(), low);
+        simd.store(values.as_mut_ptr().add(LANES), high);
+    }
+    values
+}
+
+/// Writes 32 values as one record.
+#[inline(always)]
+unsafe fn write_int8_group<S: Simd>(simd: S, low: S::F, high: S::F, record: *mut Int8Record) {
+    let rounded = round_group(simd, low, high);
     // SAFETY: the caller's: the record is writable.
     unsafe {
-        if !(largest.is_finite() && inverse.is_finite()) {
-            let mut values = [0.0; ACTIVATION_GROUP];
-            simd.store(values.as_mut_ptr(), low);
-            simd.store(values.as_mut_ptr().add(LANES), high);
-            return write_unusual_group(&values, record);
-        }
-        let inverse = simd.splat(inverse);
-        // No clamp: |value * inverse| is at most 127 and two roundings.
-        let low = simd.round_to_int(simd.mul(low, inverse));
-        let high = simd.round_to_int(simd.mul(high, inverse));
+        let Some((scale, low, high)) = rounded else {
+            return write_unusual_group(&to_array(simd, low, high), record);
+        };
         let codes = (&raw mut (*record).codes).cast::<i8>();
         simd.store_i8(codes, low);
         simd.store_i8(codes.add(LANES), high);
-        finish_record(record, largest * (1.0 / 127.0), simd.fold_int(low), simd.fold_int(high));
+        finish_record(record, scale, simd.fold_int(low), simd.fold_int(high));
+    }
+}
+
+/// Writes what rounding 32 values leaves as one record.
+#[inline(always)]
+unsafe fn write_rest_group<S: Simd>(simd: S, low: S::F, high: S::F, record: *mut Int8Record) {
+    let rounded = round_group(simd, low, high);
+    // SAFETY: the caller's: the record is writable.
+    unsafe {
+        let Some((scale, low_codes, high_codes)) = rounded else {
+            let values = to_array(simd, low, high);
+            return write_unusual_group(&ActivationGroup::round(&values).rest(&values), record);
+        };
+        let scale = simd.splat(-scale);
+        let low = simd.fma(scale, simd.int_to_float(low_codes), low);
+        let high = simd.fma(scale, simd.int_to_float(high_codes), high);
+        write_int8_group(simd, low, high, record);
     }
 }
 
@@ -128,6 +163,18 @@ unsafe fn write_int8<S: Simd, V: Source>(simd: S, source: V, columns: usize, to:
 }
 
 #[inline(always)]
+unsafe fn write_rest<S: Simd, V: Source>(simd: S, source: V, columns: usize, to: *mut u8) {
+    for group in 0..columns / ACTIVATION_GROUP {
+        // SAFETY: as in `write_int8`.
+        unsafe {
+            let low = source.load(simd, group * ACTIVATION_GROUP, LANES);
+            let high = source.load(simd, group * ACTIVATION_GROUP + LANES, LANES);
+            write_rest_group(simd, low, high, to.add(group * ROW_BLOCK * INT8_RECORD).cast());
+        }
+    }
+}
+
+#[inline(always)]
 unsafe fn write_bf16<S: Simd, V: Source>(simd: S, source: V, columns: usize, to: *mut u8) {
     for at in (0..columns).step_by(LANES) {
         let place = at / ACTIVATION_GROUP * ROW_BLOCK * BF16_RECORD + at % ACTIVATION_GROUP * 2;
@@ -159,25 +206,25 @@ unsafe fn sum_of_squares<S: Simd>(simd: S, values: *const f32, len: usize) -> f3
 
 simd_shells! {
     fn select_int8[V: Source][V] = write_int8(source: V, columns: usize, to: *mut u8);
+    fn select_rest[V: Source][V] = write_rest(source: V, columns: usize, to: *mut u8);
     fn select_bf16[V: Source][V] = write_bf16(source: V, columns: usize, to: *mut u8);
     fn select_f32[V: Source][V] = write_f32(source: V, columns: usize, to: *mut u8);
     fn select_sum_of_squares[][] = sum_of_squares(values: *const f32, len: usize) -> f32;
 }
 
-pub(super) type RowWriter<V> = unsafe fn(V, usize, *mut u8);
-
 /// Source, columns, first record.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RowWriters<V> {
-    pub int8: RowWriter<V>,
-    pub bf16: RowWriter<V>,
-    pub f32: RowWriter<V>,
-}
+type RowWriter<V> = unsafe fn(V, usize, *mut u8);
 
-impl<V: Source> RowWriters<V> {
-    fn new(isa: Isa) -> RowWriters<V> {
-        RowWriters { int8: select_int8(isa), bf16: select_bf16(isa), f32: select_f32(isa) }
-    }
+/// The writer of each plane, in the order of [`Plane::ALL`].
+pub(super) type RowWriters<V> = [RowWriter<V>; Plane::ALL.len()];
+
+fn row_writers<V: Source>(isa: Isa) -> RowWriters<V> {
+    Plane::ALL.map(|plane| match plane {
+        Plane::F32 => select_f32(isa),
+        Plane::Bf16 => select_bf16(isa),
+        Plane::Int8 => select_int8(isa),
+        Plane::Rest => select_rest(isa),
+    })
 }
 
 /// The kernels of one instruction set.
@@ -190,10 +237,6 @@ pub(super) struct Writers {
 
 impl Writers {
     pub fn new(isa: Isa) -> Writers {
-        Writers {
-            plain: RowWriters::new(isa),
-            normalized: RowWriters::new(isa),
-            sum_of_squares: select_sum_of_squares(isa),
-        }
+        Writers { plain: row_writers(isa), normalized: row_writers(isa), sum_of_squares: select_sum_of_squares(isa) }
     }
 }

@@ -3,6 +3,7 @@
 //! The arithmetic of one output, columns ascending:
 //! - 4-, 6- and 8-bit formats, for each group of 32: `dot` = exact integer sum of (code - zero) * activation code;
 //!   `t = dot * activation scale`, `f = fma(t, scale, f)`; formats with minima then `f = fma(minimum, activation scaled sum, f)`.
+//!   Of activations rounded twice, the product of what the first rounding leaves is computed the same way and added.
 //!   In Q4_K and int4 scales and minima are exact products; in Q6_K the 8-bit scale of a code belongs to the code.
 //! - the same formats and BF16 in chains, for each 32 columns: `e` = the products of the even ones, each fused, from 0;
 //!   `o` = those of the odd ones; `f = f + (e + o)`. Quantised weights are widened to bfloat16 first.
@@ -35,7 +36,7 @@ use self::{
     kernels::{Bf16, F16, F32, Int4, Q4_0, Q4_1, Q4K, Q6K, Q8_0, Weights, select_tile},
 };
 use crate::{
-    activation::{Activations, ROW_BLOCK},
+    activation::{Activations, Plane, ROW_BLOCK},
     isa::Isa,
     pack::{PackedMatrix, Part, TILE_ROWS},
     simd::Simd,
@@ -108,12 +109,19 @@ impl TileJob {
     }
 
     /// This job, made for row 0, from row `row` on.
-    fn at(self, part: &Part, activations: &Activations, row: usize) -> TileJob {
-        let Some(first) = activations.row(part.rounding, row) else {
+    fn at(self, part: &Part, inputs: Inputs<'_>, row: usize) -> TileJob {
+        let Some(first) = inputs.activations.row(inputs.plane, row) else {
             panic!("activations have no rounding for {} weights", part.format)
         };
         TileJob { activations: first, out: self.out.wrapping_add(row * self.stride), ..self }
     }
+}
+
+/// The activations of a matmul, in one of their planes.
+#[derive(Debug, Clone, Copy)]
+struct Inputs<'a> {
+    activations: &'a Activations,
+    plane: Plane,
 }
 
 type TileKernel = unsafe fn(&TileJob);
@@ -206,24 +214,55 @@ impl Matmul {
             for part in matrix.parts() {
                 let first = tiles.start.max(part.first_tile);
                 let tiles = first - part.first_tile..first.max(tiles.end.min(part.end_tile())) - part.first_tile;
-                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                let block = match self.matrix_unit {
-                    // SAFETY: the caller's; the tiles are in this part, the instruction set is supported.
-                    true => unsafe {
-                        let done = matrix_unit::run(matrix, part, activations, block.clone(), tiles.clone(), output);
-                        block.start + done..block.end
-                    },
-                    false => block.clone(),
-                };
-                if block.is_empty() {
+                let first = Inputs { activations, plane: Plane::of(part.rounding) };
+                if part.rounding != InputRounding::Int8Twice {
+                    // SAFETY: the caller's; the tiles are in this part.
+                    unsafe { self.run_part(matrix, part, first, block.clone(), tiles, output) };
                     continue;
                 }
-                for tile in tiles {
-                    let job = TileJob::new(matrix, part, tile, output);
+                // The weights of the first product are still cached for the second one.
+                for start in tiles.clone().step_by(2) {
+                    let tiles = start..tiles.end.min(start + 2);
+                    let rest = Inputs { plane: Plane::Rest, ..first };
                     // SAFETY: as above.
-                    unsafe { self.run_rows(job, part, activations, block.clone()) }
+                    unsafe {
+                        self.run_part(matrix, part, first, block.clone(), tiles.clone(), output);
+                        self.run_part(matrix, part, rest, block.clone(), tiles, Output { mode: Mode::Add, ..output });
+                    }
                 }
             }
+        }
+    }
+
+    /// Runs tiles, counted within their part, for at most [`CACHED_ROWS`] rows.
+    ///
+    /// # Safety
+    /// As [`Matmul::run`].
+    unsafe fn run_part(
+        &self,
+        matrix: &PackedMatrix,
+        part: &Part,
+        inputs: Inputs<'_>,
+        rows: Range<usize>,
+        tiles: Range<usize>,
+        output: Output,
+    ) {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        let rows = match self.matrix_unit {
+            // SAFETY: the caller's; the instruction set is supported.
+            true => unsafe {
+                let done = matrix_unit::run(matrix, part, inputs, rows.clone(), tiles.clone(), output);
+                rows.start + done..rows.end
+            },
+            false => rows,
+        };
+        if rows.is_empty() {
+            return;
+        }
+        for tile in tiles {
+            let job = TileJob::new(matrix, part, tile, output);
+            // SAFETY: as above.
+            unsafe { self.run_rows(job, part, inputs, rows.clone()) }
         }
     }
 
@@ -231,12 +270,12 @@ impl Matmul {
     ///
     /// # Safety
     /// As [`Matmul::run`].
-    unsafe fn run_rows(&self, job: TileJob, part: &Part, activations: &Activations, rows: Range<usize>) {
+    unsafe fn run_rows(&self, job: TileJob, part: &Part, inputs: Inputs<'_>, rows: Range<usize>) {
         let kernels = self.kernels(part);
         let mut row = rows.start;
         while row < rows.end {
             let count = self.rows_at_once.min(ROW_BLOCK - row % ROW_BLOCK).min(rows.end - row);
-            let job = job.at(part, activations, row);
+            let job = job.at(part, inputs, row);
             // SAFETY: the tile and the records have `columns` columns, the rows lie in one block; outputs are the
             // caller's.
             unsafe { kernels[count - 1](&job) };

@@ -11,7 +11,7 @@ use crate::{activation::RoundingSet, options::ActivationType};
 const DENSE: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::F16, WeightFormat::F32];
 
 /// Types of inputs.
-const INPUTS: [ActivationType; 2] = [ActivationType::Int8, ActivationType::Bf16];
+const INPUTS: [ActivationType; 3] = [ActivationType::Int8, ActivationType::Int16, ActivationType::Bf16];
 
 fn quantized() -> impl Iterator<Item = WeightFormat> {
     WeightFormat::ALL.into_iter().filter(|format| format.is_quantized())

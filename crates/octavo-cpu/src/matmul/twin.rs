@@ -7,7 +7,15 @@ use octavo_backend::{InputRounding, Matrix, WeightFormat, numerics::ActivationGr
 pub(super) fn output(matrix: &Matrix, rounding: InputRounding, n: usize, activations: &[f32]) -> f32 {
     match matrix.data.format {
         _ if rounding == InputRounding::Bf16Chains => in_chains(matrix, n, activations),
-        format if format.is_quantized() => quantized(matrix, n, activations),
+        format if format.is_quantized() => {
+            let product = quantized(matrix, n, activations);
+            if rounding != InputRounding::Int8Twice {
+                return product;
+            }
+            let groups = activations.as_chunks().0.iter();
+            let rest: Vec<f32> = groups.flat_map(|values| ActivationGroup::round(values).rest(values)).collect();
+            product + quantized(matrix, n, &rest)
+        }
         WeightFormat::Bf16 => in_pairs(matrix, n, activations),
         _ => {
             let mut weights = vec![0.0; matrix.columns];
@@ -80,8 +88,11 @@ pub(super) fn exact_output(matrix: &Matrix, rounding: InputRounding, n: usize, a
         format if format.is_quantized() => {
             for (block, values) in activations.as_chunks().0.iter().enumerate() {
                 let (group, codes) = (ActivationGroup::round(values), matrix.codes(n, block));
-                for (w, x) in codes.codes.iter().zip(group.codes) {
-                    let x = f64::from(group.scale) * f64::from(x);
+                let rest = ActivationGroup::round(&group.rest(values));
+                let twice = f64::from(u8::from(rounding == InputRounding::Int8Twice));
+                for (w, (x, rest_code)) in codes.codes.iter().zip(group.codes.into_iter().zip(rest.codes)) {
+                    let rest = twice * f64::from(rest.scale) * f64::from(rest_code);
+                    let x = f64::from(group.scale) * f64::from(x) + rest;
                     terms.push(f64::from(codes.scale) * f64::from(*w) * x);
                     terms.push(f64::from(codes.minimum) * x);
                 }

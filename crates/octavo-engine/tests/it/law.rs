@@ -3,7 +3,7 @@
 
 use crate::common::{Answer, assert_same, run, run_alone, tiny_config, tiny_engine, tiny_requests};
 use octavo_backend::{Backend, KvType, Reference};
-use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, isa::Isa};
+use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, Projections, isa::Isa};
 
 fn holds<B: Backend>(make: impl Fn() -> B) -> Vec<Answer> {
     let requests = tiny_requests();
@@ -60,6 +60,22 @@ fn the_law_holds_with_bfloat16_activations_and_across_instruction_sets() {
     for isa in Isa::supported() {
         assert_same(&format!("{isa} against the fastest"), &holds(cpu(2, isa)), &one);
     }
+}
+
+#[test]
+fn the_law_holds_with_some_activations_in_16_bits() {
+    let int16_activations = Projections::named(&["down", "head"]).unwrap();
+    let cpu = |threads, isa| {
+        move || {
+            let isa = Some(isa);
+            let options = CpuOptions { threads: Some(threads), isa, int16_activations, ..CpuOptions::default() };
+            CpuBackend::new(options).unwrap()
+        }
+    };
+    let one = holds(cpu(1, Isa::detect()));
+    let two = holds(cpu(2, Isa::detect()));
+    assert_same("two threads against one", &two, &one);
+    assert_same("plain code against the fastest", &holds(cpu(2, Isa::Scalar)), &one);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use octavo_backend::{Backend, KvType, Reference, SampleRow, SpanInput, StepInputs, StepLimits};
 use octavo_backend::{DecoderSpec, GroupInputs};
-use octavo_cpu::{ActivationType, CpuBackend, CpuOptions};
+use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, Projections};
 use octavo_engine::{Engine, EngineConfig, PrefixCaching, RequestId, SamplingParams, TokenId};
 use octavo_model::Checkpoint;
 use octavo_sched::Request;
@@ -122,6 +122,19 @@ fn an_8_bit_cache_agrees_with_the_recorded_float32_run_along_its_tokens() {
 fn bfloat16_activations_agree_with_the_recorded_float32_run_along_its_tokens() {
     let options = CpuOptions { threads: Some(2), activations: ActivationType::Bf16, ..CpuOptions::default() };
     assert_agrees(CpuBackend::new(options).unwrap(), Bounds { divergence: 0.0005, gap: 0.1 });
+}
+
+#[test]
+fn activations_in_16_bits_agree_with_the_recorded_float32_run_along_its_tokens() {
+    let options = CpuOptions { threads: Some(2), int16_activations: Projections::ALL, ..CpuOptions::default() };
+    assert_agrees(CpuBackend::new(options).unwrap(), Bounds { divergence: 0.0002, gap: 0.1 });
+}
+
+#[test]
+fn some_projections_in_16_bits_agree_better_than_none() {
+    let some = Projections::named(&["down", "head"]).unwrap();
+    let options = CpuOptions { threads: Some(2), int16_activations: some, ..CpuOptions::default() };
+    assert_agrees(CpuBackend::new(options).unwrap(), Bounds { divergence: 0.002, gap: 0.4 });
 }
 
 struct Bounds {

@@ -7,9 +7,9 @@ use std::{arch::x86_64::*, ops::Range};
 
 use octavo_backend::InputRounding;
 
-use super::{Mode, Output, TileJob};
+use super::{Inputs, Mode, Output, TileJob};
 use crate::{
-    activation::{Activations, ROW_BLOCK},
+    activation::ROW_BLOCK,
     amx::{STEP_COLUMNS, TILE_ROWS},
     pack::{GROUP, PackedMatrix, Part},
 };
@@ -24,7 +24,7 @@ const _: () = assert!(ROW_BLOCK == TILE_ROWS && GROUP == STEP_COLUMNS);
 pub(super) unsafe fn run(
     matrix: &PackedMatrix,
     part: &Part,
-    activations: &Activations,
+    inputs: Inputs<'_>,
     rows: Range<usize>,
     tiles: Range<usize>,
     output: Output,
@@ -33,12 +33,12 @@ pub(super) unsafe fn run(
     if tiles.is_empty() || !rows.start.is_multiple_of(ROW_BLOCK) || !matrix.columns().is_multiple_of(STEP_COLUMNS) {
         return 0;
     }
-    let first = TileJob::new(matrix, part, tiles.start, output).at(part, activations, rows.start);
+    let first = TileJob::new(matrix, part, tiles.start, output).at(part, inputs, rows.start);
     let output = Output { start: output.start.wrapping_add(rows.start * output.stride), ..output };
     let job = |tile| TileJob { activations: first.activations, ..TileJob::new(matrix, part, tile, output) };
     let count = match part.rounding {
         InputRounding::Bf16Chains => rows.len(),
-        InputRounding::Int8Group32 => integers::worthwhile(part.format, rows.len()),
+        InputRounding::Int8Group32 | InputRounding::Int8Twice => integers::worthwhile(part.format, rows.len()),
         InputRounding::Bf16 | InputRounding::None => 0,
     };
     if count > 0 {
