@@ -64,11 +64,13 @@ def test_shares_compare_medians_with_the_limits_of_the_machine() -> None:
         read_gb_s=Series((20.0,)),
         reread_gb_s=Series((40.0,)),
         dot_gops=Series((400.0,)),
+        kernel_gops=Series((200.0,)),
         bytes_per_token=100_000_000,
         products_per_token=250_000_000,
     )
     assert latency.decode_share_of_memory() == pytest.approx(0.5)
     assert latency.decode_share() == pytest.approx(0.25)
     assert latency.prefill_share() == pytest.approx(0.25)
+    assert latency.prefill_share_of_kernels() == pytest.approx(0.5)
     report = latency.as_dict()
     assert (report["prefill_tok_s_min"], report["prefill_tok_s"], report["prefill_tok_s_max"]) == (100.0, 200.0, 500.0)

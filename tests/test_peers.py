@@ -211,7 +211,7 @@ def measured(name: str, pairs: list[tuple[float, float]], *, tokens: int = 100) 
     for mine, other in pairs:
         row.octavo.append(Run(mine, tokens, QUIET, peak_bytes=200_000_000))
         row.other.append(Run(other, tokens, QUIET, peak_bytes=500_000_000))
-        row.limits.append({"read_gb_s": 20.0, "reread_gb_s": 30.0, "dot_gops": 800.0})
+        row.limits.append({"read_gb_s": 20.0, "reread_gb_s": 30.0, "dot_gops": 800.0, "kernel_gops": 500.0})
     return row
 
 
@@ -247,7 +247,9 @@ def test_the_table_tells_medians_ratios_of_pairs_and_limits() -> None:
 
 def test_the_limit_of_prefill_counts_two_operations_a_weight() -> None:
     row = measured("prefill", [(1.0, 2.0)], tokens=200_000)
-    assert limit(row, 200_000, {"layer_weights": 1_000_000.0}) == "400000 by int8 products (50%)"
+    assert limit(row, 200_000, {"layer_weights": 1_000_000.0}) == (
+        "400000 by int8 products (50%), 250000 by the kernels (80%)"
+    )
 
 
 def test_each_turn_of_a_case_has_prompts_of_its_own() -> None:

@@ -1,6 +1,7 @@
 //! The engine on SmolLM2-135M beside what the machine allows: one stream's decode of 128 tokens after 32 against the read
 //! bandwidth, of memory and of as many bytes as the weights have (a large cache keeps part of them between steps), prefill
-//! of 512 and the decode of several streams together against the peak of the dot-product instruction.
+//! of 512 and the decode of several streams together against the peak of the dot-product instruction, and prefill against the
+//! kernels of the layers' weights, which are cached then.
 //!
 //! Model and limits are measured in turn, so that all see the same minutes of a shared machine; medians with spread.
 
@@ -11,7 +12,7 @@ use octavo_benches::{series::Series, smollm2};
 use octavo_cpu::{
     ActivationType, CpuBackend, CpuOptions, host,
     isa::Isa,
-    limits::{MEMORY_BYTES, ReadBuffer, dot_peak_of},
+    limits::{MEMORY_BYTES, ReadBuffer, dot_peak_of, product_rate_of},
 };
 use octavo_engine::{Engine, EngineConfig, RequestId, SamplingParams};
 use octavo_sched::{PrefixCaching, Request};
@@ -27,6 +28,7 @@ fn main() {
     let spec = checkpoint.config().spec.clone();
     let (read_bytes, layer_products) = (checkpoint.weight_bytes(), layer_products(&spec));
     let formats: Vec<WeightFormat> = checkpoint.config().weight_formats.iter().map(|(format, _)| *format).collect();
+    let layer_format = smollm2::layer_format(&mut checkpoint);
     let threads = host::available_threads().count;
     let isa = std::env::var("OCTAVO_ISA").map_or_else(|_| Isa::detect(), |name| name.parse().expect("OCTAVO_ISA"));
     let activations = match std::env::var("OCTAVO_DTYPE").as_deref() {
@@ -46,26 +48,29 @@ fn main() {
     let buffer = |bytes| ReadBuffer::new(threads, bytes).expect("memory to read");
     let (memory, weights) = (buffer(MEMORY_BYTES), buffer(read_bytes));
     let limit_time = Duration::from_millis(100);
-    let mut figures: [Vec<f64>; 5 + STREAMS.len()] = Default::default();
+    let mut figures: [Vec<f64>; 6 + STREAMS.len()] = Default::default();
     for turn in 0..=TURNS {
         let (decode, prefill) = (decode_rate(&mut engine, turn, 1), prefill_rate(&mut engine, turn));
         let together = STREAMS.map(|streams| decode_rate(&mut engine, turn, streams));
         let (memory, weights) = (memory.bandwidth(isa, limit_time), weights.bandwidth(isa, limit_time));
         let dots = dot_peak_of(threads, isa, limit_time);
+        let products = product_rate_of(threads, isa, layer_format, activations, limit_time).expect("memory");
         // The first turn warms up and does not count.
         if turn > 0 {
-            let single = [decode, prefill, memory, weights, dots];
+            let single = [decode, prefill, memory, weights, dots, products];
             for (series, value) in figures.iter_mut().zip(single.into_iter().chain(together)) {
                 series.push(value);
             }
         }
     }
-    let [decode, prefill, memory, weights, dots, together @ ..] = figures.map(Series::of);
+    let [decode, prefill, memory, weights, dots, products, together @ ..] = figures.map(Series::of);
     let decode_limits = [memory.median / read_bytes as f64, weights.median / read_bytes as f64];
+    let kernel_limit = products.median / (2 * layer_products) as f64;
     let prefill_limit = dots.median / (2 * layer_products) as f64;
     println!("read 1 GiB           {} GB/s", memory.scaled(1e-9));
     println!("read {:.1} MB again   {} GB/s", read_bytes as f64 * 1e-6, weights.scaled(1e-9));
     println!("dot products         {} Gop/s", dots.scaled(1e-9));
+    println!("{layer_format} kernels        {} Gop/s", products.scaled(1e-9));
     println!(
         "decode {DECODED} after {PROMPT}  {} tokens/s; {:.0}% of {:.0}, which memory allows, {:.0}% of {:.0}, which re-reading \
          the weights allows",
@@ -76,9 +81,12 @@ fn main() {
         decode_limits[1],
     );
     println!(
-        "prefill {PREFILLED}          {} tokens/s; {:.0}% of {prefill_limit:.0}, which dot products allow ({:.0} million operations a token)",
+        "prefill {PREFILLED}          {} tokens/s; {:.0}% of {prefill_limit:.0}, which dot products allow, {:.0}% of {:.0}, which the \
+         kernels allow ({:.0} million operations a token)",
         prefill.scaled(1.0),
         100.0 * prefill.median / prefill_limit,
+        100.0 * prefill.median / kernel_limit,
+        kernel_limit,
         2e-6 * layer_products as f64,
     );
     let batch_limit = dots.median / (2 * (layer_products + spec.vocab_size * spec.hidden_size)) as f64;

@@ -57,8 +57,11 @@ def limit(row: Row, value: float, facts: dict[str, float]) -> str:
         most = median(each["reread_gb_s"] for each in row.limits) * 1e9 / facts["bytes_per_token"]
         return f"{most:.0f} by re-reading the weights ({value / most:.0%})"
     if row.case.measure == "prefill":
-        most = median(each["dot_gops"] for each in row.limits) * 1e9 / (2 * facts["layer_weights"])
-        return f"{most:.0f} by int8 products ({value / most:.0%})"
+        dots, kernels = (
+            median(each[name] for each in row.limits) * 1e9 / (2 * facts["layer_weights"])
+            for name in ("dot_gops", "kernel_gops")
+        )
+        return f"{dots:.0f} by int8 products ({value / dots:.0%}), {kernels:.0f} by the kernels ({value / kernels:.0%})"
     return "-"
 
 

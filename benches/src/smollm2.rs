@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use octavo_backend::{WeightFormat, WeightGroup, WeightId, WeightSource};
 use octavo_model::Checkpoint;
 
 /// Opens SmolLM2-135M as `make pull` leaves it.
@@ -14,4 +15,15 @@ pub fn open() -> Checkpoint {
         .unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache").join("octavo"));
     let path = home.join("models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf");
     Checkpoint::open(&path).unwrap_or_else(|error| panic!("{error}; `make pull` fetches the model"))
+}
+
+/// The format of the widest matrix of its first layer.
+///
+/// # Panics
+/// If it has none.
+pub fn layer_format(checkpoint: &mut Checkpoint) -> WeightFormat {
+    match checkpoint.weight(WeightId::GateUp(0)) {
+        Ok(WeightGroup::Matrices(parts)) => parts[0].data.format,
+        other => panic!("the MLP of the first layer: found {other:?}, expected matrices"),
+    }
 }

@@ -187,6 +187,13 @@ class LoadedModel:
         """
         return self._core.memory
 
+    def measure_product_rate(self) -> float:
+        """Measure the kernels of the layers' weights on the CPU, on `threads` threads, in Gop/s; two for each product.
+
+        The weights are cached meanwhile: it is what they allow where memory does not matter, as in prefill.
+        """
+        return self._core.measure_product_rate()
+
     def get_metrics(self) -> EngineMetrics:
         """A snapshot of the engine as of the end of its current step."""
         self._check_usable()

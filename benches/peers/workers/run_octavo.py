@@ -67,6 +67,7 @@ def limits(engine: Engine, case: str) -> dict[str, Any] | None:
         "read_gb_s": read_bandwidth(llm.threads),
         "reread_gb_s": read_bandwidth(llm.threads, llm.memory["bytes_per_token"]),
         "dot_gops": dot_peak(llm.threads),
+        "kernel_gops": llm.measure_product_rate(),
     }
 
 

@@ -1,13 +1,17 @@
 //! The limits of the whole machine: [`crate::peak`] on all threads at once.
 
-use std::{sync::Barrier, time::Duration};
+use std::{
+    sync::{Barrier, OnceLock},
+    time::Duration,
+};
 
-use octavo_backend::BackendError;
+use octavo_backend::{BackendError, WeightFormat};
 
 use crate::{
     arena::AlignedBytes,
     isa::Isa,
-    peak::{dot_peak, read_bandwidth},
+    options::ActivationType,
+    peak::{dot_peak, product_rate, read_bandwidth},
 };
 
 /// Bytes, over all threads, that no last-level cache holds for long: reading them is reading memory.
@@ -41,6 +45,29 @@ impl ReadBuffer {
 /// Integer multiplications and additions a second on `threads` threads at once, each at its best within `time`.
 pub fn dot_peak_of(threads: usize, isa: Isa, time: Duration) -> f64 {
     on_all_threads(threads.max(1), |_| dot_peak(isa, time))
+}
+
+/// Operations a second of the matmul kernels on `threads` threads at once, over cached weights of a format, each at its best
+/// within `time`.
+///
+/// # Errors
+/// [`BackendError::Memory`] if it cannot be had.
+pub fn product_rate_of(
+    threads: usize,
+    isa: Isa,
+    format: WeightFormat,
+    activations: ActivationType,
+    time: Duration,
+) -> Result<f64, BackendError> {
+    let failed = OnceLock::new();
+    let rate = on_all_threads(threads.max(1), |_| {
+        product_rate(isa, format, activations, time).unwrap_or_else(|error| {
+            // The first one will do.
+            let _ = failed.set(error);
+            0.0
+        })
+    });
+    failed.into_inner().map_or(Ok(rate), Err)
 }
 
 /// The sum of what `measure` gives on `count` threads that start together.

@@ -1,20 +1,31 @@
 //! What this machine can do at best, measured: the limits that benchmarks are printed beside.
 //!
-//! Both functions measure one thread; a machine's limit is the sum over all its threads, measured at once.
+//! Every function measures one thread; a machine's limit is the sum over all its threads, measured at once.
 
 use std::{
+    borrow::Cow,
     hint::black_box,
     time::{Duration, Instant},
 };
 
+use octavo_backend::{BackendError, Matrix, WeightData, WeightFormat};
+
 use crate::{
+    activation::Activations,
     isa::Isa,
-    matmul::EARLY_DISTANCE,
+    matmul::{EARLY_DISTANCE, Matmul, Mode, Output},
+    options::ActivationType,
+    pack::PackedMatrix,
     simd::{Simd, simd_shells},
 };
 
 /// Dot steps of one accumulator in one call.
 const STEPS: usize = 2048;
+
+/// Outputs, columns and rows of the product that is measured: all of it fits in a second-level cache.
+const OUTPUTS: usize = 128;
+const COLUMNS: usize = 512;
+const ROWS: usize = 256;
 
 /// Operations of one dot step: 64 multiplications and 64 additions.
 const OPERATIONS: usize = 128;
@@ -43,6 +54,34 @@ pub fn read_bandwidth(isa: Isa, buffer: &[u8], time: Duration) -> f64 {
     let run = select_read(isa);
     // SAFETY: pointer and length of one slice.
     best_rate(buffer.len(), time, || unsafe { run(buffer.as_ptr(), buffer.len()) })
+}
+
+/// Operations a second of the calling thread's matmul over cached weights of a format: the best call within `time`. It is what
+/// the weights' kernels allow where memory does not matter, as in prefill.
+///
+/// # Errors
+/// Memory that cannot be had.
+pub fn product_rate(
+    isa: Isa,
+    format: WeightFormat,
+    activations: ActivationType,
+    time: Duration,
+) -> Result<f64, BackendError> {
+    let bytes = vec![0; OUTPUTS * format.row_bytes(COLUMNS).unwrap_or(0)];
+    let matrix = Matrix { rows: OUTPUTS, columns: COLUMNS, data: WeightData { format, bytes: Cow::Owned(bytes) } };
+    let packed = PackedMatrix::pack(&[matrix], activations)?;
+    let inputs = Activations::new(isa, packed.input_roundings(), COLUMNS, ROWS)?;
+    let values: Vec<f32> = (0..COLUMNS).map(|i| (i % 101) as f32 - 50.0).collect();
+    // SAFETY: nobody else uses the activations.
+    (0..ROWS).for_each(|row| unsafe { inputs.write_row(row, &values) });
+    let mut outputs = vec![0.0f32; ROWS * OUTPUTS];
+    let output = Output { start: outputs.as_mut_ptr(), stride: OUTPUTS, mode: Mode::Store };
+    let kernels = Matmul::new(isa);
+    Ok(best_rate(2 * ROWS * OUTPUTS * COLUMNS, time, || {
+        // SAFETY: `outputs` has all rows and outputs, and outlives the call.
+        unsafe { kernels.run(&packed, &inputs, 0..ROWS, 0..packed.tiles(), output) };
+        0
+    }))
 }
 
 /// Calls `run` until `time` has passed, at least twice, and returns amount / shortest duration.
@@ -114,7 +153,11 @@ mod tests {
     fn limits_are_positive_and_finite_on_every_instruction_set() {
         let buffer = vec![1u8; 1 << 16];
         for isa in Isa::supported() {
-            for limit in [dot_peak(isa, Duration::ZERO), read_bandwidth(isa, &buffer, Duration::ZERO)] {
+            let products = WeightFormat::ALL.map(|format| {
+                product_rate(isa, format, ActivationType::Int8, Duration::ZERO).expect("memory for a product")
+            });
+            let others = [dot_peak(isa, Duration::ZERO), read_bandwidth(isa, &buffer, Duration::ZERO)];
+            for limit in products.into_iter().chain(others) {
                 assert!(limit.is_finite() && limit > 1e6, "{isa}: {limit}");
             }
         }

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use octavo_backend::{
-    Backend, BackendError, DecoderSpec, KvType, Reference, WeightGroup, WeightId, WeightShape, WeightSource,
+    Backend, BackendError, DecoderSpec, KvType, Reference, WeightFormat, WeightGroup, WeightId, WeightShape,
+    WeightSource,
 };
 use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, Projections, host};
 use octavo_engine::{Engine, EngineConfig, EngineHandle, PrefixCaching};
@@ -55,6 +56,8 @@ pub struct TokenCost {
     pub bytes: usize,
     /// Weights of the layers' matrices: each is multiplied once for every token.
     pub layer_weights: usize,
+    /// Format of the widest of these matrices in the first layer.
+    pub layer_format: WeightFormat,
 }
 
 impl TokenCost {
@@ -65,7 +68,11 @@ impl TokenCost {
             WeightGroup::Matrices(parts) if !spec.head.tied => parts.iter().map(|part| part.data.bytes.len()).sum(),
             _ => 0,
         };
-        Ok(TokenCost { bytes: weight_bytes - looked_up, layer_weights: layer_weights(&spec) })
+        let layer_format = match checkpoint.weight(WeightId::GateUp(0))? {
+            WeightGroup::Matrices(parts) => parts.first().map_or(WeightFormat::F32, |part| part.data.format),
+            WeightGroup::Vector(_) => WeightFormat::F32,
+        };
+        Ok(TokenCost { bytes: weight_bytes - looked_up, layer_weights: layer_weights(&spec), layer_format })
     }
 }
 
@@ -153,7 +160,7 @@ impl Device {
 
 fn cpu(path: &Path, options: &Options) -> Result<CpuBackend, StartError> {
     let kv = if options.kv_cache_dtype == "int8" { KvType::Int8 } else { KvType::Bf16 };
-    let activations = if options.dtype == "bfloat16" { ActivationType::Bf16 } else { ActivationType::Int8 };
+    let activations = activations(options);
     let int16_activations = Projections::named(&options.int16_activations).map_err(|name| {
         let reason = BackendError::Unsupported {
             what: "projection with 16-bit activations",
@@ -165,6 +172,11 @@ fn cpu(path: &Path, options: &Options) -> Result<CpuBackend, StartError> {
     let threads = options.threads;
     CpuBackend::new(CpuOptions { threads, kv, activations, int16_activations, ..CpuOptions::default() })
         .map_err(|reason| refused(path, reason))
+}
+
+/// What projections make of their inputs, those named in `int16_activations` apart.
+pub fn activations(options: &Options) -> ActivationType {
+    if options.dtype == "bfloat16" { ActivationType::Bf16 } else { ActivationType::Int8 }
 }
 
 fn refused(path: &Path, reason: BackendError) -> StartError {

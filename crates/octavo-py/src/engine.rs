@@ -7,15 +7,17 @@ use std::{
     thread,
 };
 
+use octavo_cpu::{ActivationType, isa::Isa, limits};
 use octavo_engine::{BeamParams, BlockState, EngineHandle, Micros, Pooling, RequestId, SamplingParams, Submission};
 use octavo_model::{Checkpoint, MemoryPlan, ModelConfig, TokenizerSource};
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{exceptions::PyMemoryError, prelude::*, types::PyDict};
 
 use crate::{
-    device::{Device, Options, Started, TokenCost},
+    device::{self, Device, Options, Started, TokenCost},
     errors::{self, LoadError},
     grammar::GrammarCompiler,
     grammar_class::GrammarClass,
+    host::MEASURED,
     inbox::{InboxClass, Pending},
     reader::{Reader, ReadingRules},
     stop::{StopStrings, StopText},
@@ -33,6 +35,7 @@ pub struct Core {
     chat_template: Option<String>,
     memory: MemoryPlan,
     cost: TokenCost,
+    activations: ActivationType,
     threads: usize,
     /// Add to the engine's clock to get `time.monotonic`, in seconds.
     clock_offset: f64,
@@ -105,6 +108,7 @@ impl Core {
             chat_template,
             memory,
             cost,
+            activations: device::activations(&options),
             threads,
             process: std::process::id(),
         })
@@ -282,6 +286,14 @@ impl Core {
         dict.set_item("bytes_per_token", self.cost.bytes)?;
         dict.set_item("layer_weights", self.cost.layer_weights)?;
         Ok(dict)
+    }
+
+    /// How fast the CPU's kernels for the layers' weights are where memory does not matter, in Gop/s.
+    fn measure_product_rate(&self, py: Python<'_>) -> PyResult<f64> {
+        let (format, threads) = (self.cost.layer_format, self.threads);
+        let measured =
+            py.detach(|| limits::product_rate_of(threads, Isa::detect(), format, self.activations, MEASURED));
+        measured.map(|rate| rate * 1e-9).map_err(|error| PyMemoryError::new_err(error.to_string()))
     }
 
     /// The sampling that the checkpoint recommends; only what it says.

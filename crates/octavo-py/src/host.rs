@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How long a limit is measured.
-const MEASURED: Duration = Duration::from_millis(400);
+pub const MEASURED: Duration = Duration::from_millis(400);
 
 /// What the host grants this process, and what octavo makes of it.
 #[pyfunction(name = "host")]

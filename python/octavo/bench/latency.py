@@ -53,6 +53,8 @@ class Latency:
     """Read bandwidth over as many bytes as the weights, again and again: a large cache keeps part of them."""
     dot_gops: Series
     """Peak of int8 dot products, 1e9 multiplications and additions per second."""
+    kernel_gops: Series
+    """Rate of the kernels for the layers' weights while these are cached."""
     bytes_per_token: int
     """Weights read for a decoded token."""
     products_per_token: int
@@ -74,10 +76,14 @@ class Latency:
         """Prefill as a share of the dot-product peak."""
         return self.prefill_tok_s.median * 2 * self.products_per_token / (self.dot_gops.median * 1e9)
 
+    def prefill_share_of_kernels(self) -> float:
+        """Prefill as a share of what the kernels for the layers' weights do."""
+        return self.prefill_tok_s.median * 2 * self.products_per_token / (self.kernel_gops.median * 1e9)
+
     def as_dict(self) -> dict[str, float]:
         """Each median under its name, with `_min` and `_max` beside it."""
         figures = {}
-        for name in ("ttft_s", "prefill_tok_s", "decode_tok_s", "read_gb_s", "reread_gb_s", "dot_gops"):
+        for name in ("ttft_s", "prefill_tok_s", "decode_tok_s", "read_gb_s", "reread_gb_s", "dot_gops", "kernel_gops"):
             series: Series = getattr(self, name)
             figures[name] = series.median
             figures[f"{name}_min"] = min(series.values)
@@ -85,6 +91,7 @@ class Latency:
         figures["decode_share_of_read_limit"] = self.decode_share_of_memory()
         figures["decode_share_of_reread_limit"] = self.decode_share()
         figures["prefill_share_of_dot_peak"] = self.prefill_share()
+        figures["prefill_share_of_kernels"] = self.prefill_share_of_kernels()
         return figures
 
 
@@ -93,17 +100,18 @@ def measure(llm: LLM, *, repeats: int, report: Callable[[str], None] = lambda _:
     from octavo.doctor import dot_peak, read_bandwidth
 
     text = llm.encode(_TEXT)
-    found: dict[str, list[float]] = {name: [] for name in ("ttft", "prefill", "decode", "read", "reread", "dot")}
+    names = ("ttft", "prefill", "decode", "read", "reread", "dot", "kernel")
+    found: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
         read = read_bandwidth(llm.threads)
         reread = read_bandwidth(llm.threads, llm.memory["bytes_per_token"])
         ttft, prefill = _prefill(llm, _prompt(text, turn, PREFILL_TOKENS))
         decode = _decode(llm, _prompt(text, turn, DECODE_PROMPT_TOKENS))
-        dot = dot_peak(llm.threads)
+        dot, kernel = dot_peak(llm.threads), llm.measure_product_rate()
         if turn == 0:
             continue
         report(f"{turn}/{repeats}: prefill {prefill:.0f} tok/s, decode {decode:.1f} tok/s")
-        for name, value in zip(found, (ttft, prefill, decode, read, reread, dot), strict=True):
+        for name, value in zip(found, (ttft, prefill, decode, read, reread, dot, kernel), strict=True):
             found[name].append(value)
     return Latency(
         ttft_s=Series(tuple(found["ttft"])),
@@ -112,6 +120,7 @@ def measure(llm: LLM, *, repeats: int, report: Callable[[str], None] = lambda _:
         read_gb_s=Series(tuple(found["read"])),
         reread_gb_s=Series(tuple(found["reread"])),
         dot_gops=Series(tuple(found["dot"])),
+        kernel_gops=Series(tuple(found["kernel"])),
         bytes_per_token=llm.memory["bytes_per_token"],
         products_per_token=llm.memory["layer_weights"],
     )

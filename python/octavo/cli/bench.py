@@ -139,9 +139,11 @@ def _table(latency: Latency) -> list[str]:
         f"read 1 GiB         GB/s {latency.read_gb_s}",
         f"read weights again GB/s {latency.reread_gb_s}",
         f"dot-product peak  Gop/s {latency.dot_gops}",
+        f"kernels, cached   Gop/s {latency.kernel_gops}",
         f"decode is {latency.decode_share_of_memory():.0%} of {memory_limit:.0f} tok/s, what memory allows at "
         f"{megabytes:.1f} MB of weights a token,",
         f"and {latency.decode_share():.0%} of {reread_limit:.0f} tok/s, what re-reading as many bytes allows",
         f"prefill is {latency.prefill_share():.0%} of {prefill_limit:.0f} tok/s, the dot-product peak over "
-        f"{2 * latency.products_per_token / 1e6:.0f} Mop of layer weights a token",
+        f"{2 * latency.products_per_token / 1e6:.0f} Mop of layer weights a token,",
+        f"and {latency.prefill_share_of_kernels():.0%} of what the kernels of these weights do while they are cached",
     ]
