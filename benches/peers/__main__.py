@@ -1,4 +1,4 @@
-"""`python -m benches.peers install|prepare|run`: see README.md beside this file."""
+"""`python -m benches.peers install|prepare|run|quality`: see README.md beside this file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benches.peers.cases import SHARED_PREFIX, WORKLOAD, all_cases
+from benches.peers.cases import PROSE, SHARED_PREFIX, WORKLOAD, all_cases
 from benches.peers.comparison import Bench, Noisy, Row, Turn
 from benches.peers.engine import Engine, EngineError, Unsupported
 from benches.peers.environments import PEERS, Peer, install, python_of, variables
@@ -54,6 +54,16 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--shared-prefix", type=Path, default=SHARED_PREFIX, metavar="FILE", help="of shared_prefix")
     one.add_argument("--output-json", type=Path, metavar="FILE", help="also write all that was measured")
     one.set_defaults(command=_run)
+
+    one = commands.add_parser("quality", help="how far octavo and llama.cpp are from float32", allow_abbrev=False)
+    _add_common(one)
+    files = PEERS["llama.cpp"].formats
+    one.add_argument("--formats", type=_listed(list(files)), default=["Q4_1"], metavar="A,B",
+                     help=f"of {', '.join(files)} (default: Q4_1)")  # fmt: skip
+    one.add_argument("--text", type=Path, default=PROSE, metavar="FILE", help="what is predicted")
+    one.add_argument("--length", type=int, default=448, metavar="N", help="tokens of a sequence (default: 448)")
+    one.add_argument("--output-json", type=Path, metavar="FILE", help="also write the figures")
+    one.set_defaults(command=_quality)
     return parser
 
 
@@ -158,16 +168,40 @@ def _one(bench: Bench, row: Row, ours: Turn, theirs: Turn, pairs: int) -> None:
         _say(f"{row.case.name}: {reason}")
 
 
+def _quality(arguments: argparse.Namespace) -> int:
+    # numpy is needed for this command alone.
+    from benches.peers.quality import Line, Quality, table
+
+    lines: list[Line] = []
+    try:
+        quality = Quality(arguments.environments, arguments.octavo_python, _say)
+        model = model_file(arguments.model, arguments.octavo_python)
+        sequences = quality.sequences(model, arguments.text, arguments.length)
+        for weights in arguments.formats:
+            lines += quality.measure(weights, model, sequences)
+            _write_json(arguments, {"sequences": sequences, "lines": [line.figures() for line in lines]})
+    except EngineError as reason:
+        _say(str(reason))
+        return 1
+    print("\n".join(table(lines)))
+    missed = [reason for line in lines for reason in line.missed()]
+    print("\n".join(missed or ["octavo holds every limit."]))
+    return 1 if missed else 0
+
+
 def _start(name: str, python: Path, worker: str, model: Path, cpus: list[int], environment: dict[str, str]) -> Engine:
     command = [str(python), str(WORKERS / worker), "--model", str(model), "--threads", str(len(cpus))]
     return Engine(name, command, environment)
 
 
 def _write(arguments: argparse.Namespace, rows: list[Row], engines: dict[str, dict[str, Any]], cpus: list[int]) -> None:
-    if arguments.output_json is None:
-        return
-    found = {"model": arguments.model, "cpus": cpus, "engines": engines, "rows": [row.as_dict() for row in rows]}
-    arguments.output_json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    _write_json(arguments, {"cpus": cpus, "engines": engines, "rows": [row.as_dict() for row in rows]})
+
+
+def _write_json(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
+    if arguments.output_json is not None:
+        text = json.dumps({"model": arguments.model} | found, indent=1)
+        arguments.output_json.write_text(text + "\n", encoding="utf-8")
 
 
 def _say(line: str) -> None:

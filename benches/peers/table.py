@@ -15,9 +15,13 @@ HEADINGS = ("case", "octavo", "peer", "ratio [spread]", "limit")
 
 def table(rows: Sequence[Row], facts: dict[str, float]) -> list[str]:
     """Lines in Markdown; `facts` are the bytes and weights that octavo reads and multiplies for a token."""
-    lines = [line for row in rows for line in _lines(row, facts)]
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *lines, strict=True)]
-    printed = [HEADINGS, tuple("-" * width for width in widths), *lines]
+    return aligned(HEADINGS, [line for row in rows for line in _lines(row, facts)])
+
+
+def aligned(headings: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> list[str]:
+    """A table in Markdown whose columns are as wide as their widest cells."""
+    widths = [max(map(len, column)) for column in zip(headings, *lines, strict=True)]
+    printed = [headings, tuple("-" * width for width in widths), *lines]
     return [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
         for line in printed
