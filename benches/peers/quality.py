@@ -41,6 +41,8 @@ class Setting:
     most_divergence: float = float("inf")
     beside: str | None = None
     """The title of llama.cpp's setting that octavo's is measured against."""
+    no_worse: bool = True
+    """Whether it is promised to be no further from the reference than that one."""
 
 
 _WHOLE, _BYTES = {"type_k": "F16", "type_v": "F16"}, {"type_k": "Q8_0", "type_v": "Q8_0"}
@@ -50,7 +52,10 @@ SETTINGS = (
     Setting("llama.cpp", "f16 cache, flash attention", _WHOLE | {"flash_attn": True}),
     Setting("llama.cpp", "q8_0 cache, flash attention", _BYTES | {"flash_attn": True}),
     Setting("octavo", "default", {}, 5e-3, beside="f16 cache"),
-    Setting("octavo", "int8 cache", {"kv_cache_dtype": "int8"}, 5e-3, beside="q8_0 cache, flash attention"),
+    # A scale for each token and head, where q8_0 has two: smaller, and not promised to be as near.
+    Setting(
+        "octavo", "int8 cache", {"kv_cache_dtype": "int8"}, 5e-3, beside="q8_0 cache, flash attention", no_worse=False
+    ),
     Setting("octavo", "bfloat16", {"dtype": "bfloat16"}, 5e-4, beside="f16 cache"),
 )
 
@@ -145,7 +150,7 @@ class Line:
             ("perplexity", found["change"][0], MOST_CHANGE, "+.2%"),
             ("other top-1", 1 - found["same_top"], 1 - LEAST_SAME_TOP, ".1%"),
         ]
-        if self.against is not None:
+        if self.against is not None and self.setting.no_worse:
             theirs = float(self.against.divergence.mean())
             limits.append((f"mean KL beside llama.cpp, {self.setting.beside}", found["divergence"][0], theirs, ".5f"))
         name = f"{self.weights}: {self.setting.engine}, {self.setting.title}"
