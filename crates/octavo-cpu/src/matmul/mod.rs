@@ -269,8 +269,12 @@ fn rows_at_once(isa: Isa) -> usize {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => crate::simd::Avx2::ROWS,
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => crate::simd::AvxVnni::ROWS,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => crate::simd::Avx512::ROWS,
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => crate::simd::Neon::ROWS,
+        // Those of other architectures, which have no kernels here.
         _ => crate::simd::Scalar::ROWS,
     }
 }
