@@ -24,8 +24,7 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 7] =
-        [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
+    pub const ALL: [Isa; 7] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
 
     /// The fastest that this machine has.
     pub fn detect() -> Isa {
@@ -56,7 +55,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512Bf16.is_supported() && crate::amx::is_supported(),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod"),
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("dotprod"),
             // Those of other architectures.
             _ => false,
         }

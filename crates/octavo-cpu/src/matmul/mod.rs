@@ -127,6 +127,10 @@ pub struct Matmul {
     /// Rows that a kernel takes at once, at most.
     rows_at_once: usize,
     /// There is a matrix unit, which takes what suits it.
+    #[cfg_attr(
+        not(all(target_arch = "x86_64", target_os = "linux")),
+        expect(dead_code, reason = "for the matrix unit")
+    )]
     matrix_unit: bool,
     q4_0: TileKernels,
     q4_1: TileKernels,

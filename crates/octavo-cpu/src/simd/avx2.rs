@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use super::{
     Simd,
     ymm::{
-        add_pairs, alternate_bf16, dot_bf16, dot_biased, dot_bytes, dot_nibbles, finish_nibbles, high_nibbles, keep_upper,
-        less, less_unsigned, low_nibbles, magnitude_bits, mantissa_floats, merge_even, pow2, round_bf16,
+        add_pairs, alternate_bf16, dot_bf16, dot_biased, dot_bytes, dot_nibbles, finish_nibbles, high_nibbles,
+        keep_upper, less, less_unsigned, low_nibbles, magnitude_bits, mantissa_floats, merge_even, pow2, round_bf16,
         unsigned_to_float,
     },
 };

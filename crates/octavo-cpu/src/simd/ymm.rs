@@ -121,13 +121,7 @@ pub(super) unsafe fn dot_nibbles<const VNNI: bool>(sum: __m256i, weights: __m256
 #[inline(always)]
 pub(super) unsafe fn finish_nibbles<const VNNI: bool>(sum: __m256i, correction: __m256i) -> __m256i {
     // SAFETY: the caller's.
-    unsafe {
-        if VNNI {
-            sum
-        } else {
-            _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), correction)
-        }
-    }
+    unsafe { if VNNI { sum } else { _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), correction) } }
 }
 
 /// Biased weights reach 255, and two products of 255 * 127 saturate 16 bits; magnitudes reach 128, and two products
