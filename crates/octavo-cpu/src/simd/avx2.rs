@@ -74,7 +74,8 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
     type I = Ints;
     type Partial = Ints;
     type M = Floats;
-    const ROWS: usize = 2;
+    // Sums that wait for the end of a group may leave the registers; the products of plain AVX2 need room of their own.
+    const ROWS: usize = if VNNI { 4 } else { 2 };
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Floats {
