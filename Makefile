@@ -20,7 +20,7 @@ export PYO3_BUILD_EXTENSION_MODULE := 1
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/.release-wheel ## Build the release wheel, fetch a small model, answer eight chats at once
@@ -55,6 +55,10 @@ test-python: $(VENV)/.test-wheel pull ## Run pytest
 test-long: $(VENV)/.test-wheel pull ## Run the tests that are too slow for every change
 	cargo test --workspace --locked --features long-tests long::
 	$(BIN)/python -m pytest tests/long
+
+.PHONY: test-aarch64
+test-aarch64: ## Run the backends' tests for 64-bit ARM in emulation
+	tools/test_aarch64.sh target/aarch64
 
 .PHONY: bench
 bench: pull ## Run the criterion benchmarks

@@ -73,6 +73,7 @@ _FLAGS = (
     "avx512_vnni",
     "avx512_bf16",
     "amx_int8",
+    "asimddp",
 )
 
 

@@ -2,26 +2,29 @@
 
 use std::{fmt, str::FromStr};
 
-/// An instruction set. A later one is faster and gives the same bits, subnormal numbers apart: [`Isa::Avx512Bf16`] takes
-/// them for zeros in [`crate::simd::Simd::dot_bf16`], [`Isa::Amx`] in products that are
-/// chains.
+/// An instruction set. Of one architecture a later one is faster. All give the same bits, subnormal numbers apart:
+/// [`Isa::Avx512Bf16`] takes them for zeros in [`crate::simd::Simd::dot_bf16`], [`Isa::Amx`] in products that are chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust: every machine.
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// [`Isa::Avx2`] with AVX-VNNI, the integer dot product.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
     /// [`Isa::Avx512`] with the bfloat16 dot product.
     Avx512Bf16,
     /// [`Isa::Avx512Bf16`] with a matrix unit.
     Amx,
+    /// AArch64 with NEON and its integer dot product.
+    Neon,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    pub const ALL: [Isa; 7] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
 
     /// The fastest that this machine has.
     pub fn detect() -> Isa {
@@ -44,12 +47,16 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => has_avx2(),
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => has_avx2() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => has_avx512(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => has_avx512() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512Bf16.is_supported() && crate::amx::is_supported(),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("dotprod"),
+            // Those of other architectures.
             _ => false,
         }
     }
@@ -58,9 +65,11 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx-vnni",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512-bf16",
             Isa::Amx => "amx",
+            Isa::Neon => "neon-dotprod",
         }
     }
 }
@@ -98,9 +107,13 @@ impl fmt::Display for Isa {
     }
 }
 
+fn names() -> String {
+    Isa::ALL.map(Isa::name).join(", ")
+}
+
 /// A name that is no instruction set of octavo.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("instruction set: found {found:?}, expected one of scalar, avx2, avx512, avx512-bf16, amx")]
+#[error("instruction set: found {found:?}, expected one of {}", names())]
 pub struct UnknownIsa {
     /// The name.
     pub found: String,
@@ -129,7 +142,10 @@ mod tests {
     #[test]
     fn an_unknown_name_is_refused_with_the_known_ones() {
         let error = "avx1024".parse::<Isa>().unwrap_err().to_string();
-        assert!(error.contains("avx1024") && error.contains("avx512-bf16"), "{error}");
+        assert!(error.contains("avx1024"), "{error}");
+        for isa in Isa::ALL {
+            assert!(error.contains(isa.name()), "{error}");
+        }
     }
 
     #[test]

@@ -31,9 +31,12 @@ const ROWS: usize = 256;
 const OPERATIONS: usize = 128;
 
 /// Independent sums: enough to hide the latency of the dot product instruction where it issues twice a cycle, and few
-/// enough for 16 registers where a vector takes two.
+/// enough for 16 registers where a vector takes two, or 32 where it takes four.
 fn accumulators(isa: Isa) -> usize {
-    if isa >= Isa::Avx512 { 12 } else { 3 }
+    match isa {
+        Isa::Scalar | Isa::Avx2 | Isa::AvxVnni | Isa::Neon => 3,
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => 12,
+    }
 }
 
 /// Integer dot product throughput of the calling thread, in operations a second (a multiplication and an addition are

@@ -30,6 +30,11 @@ fn avx2_conforms() {
 }
 
 #[test]
+fn avx_vnni_conforms() {
+    conforms(Isa::AvxVnni, 2);
+}
+
+#[test]
 fn avx512_conforms() {
     conforms(Isa::Avx512, 2);
 }
@@ -42,6 +47,11 @@ fn avx512_with_bfloat16_conforms() {
 #[test]
 fn a_matrix_unit_conforms() {
     conforms(Isa::Amx, 2);
+}
+
+#[test]
+fn neon_conforms() {
+    conforms(Isa::Neon, 2);
 }
 
 #[test]

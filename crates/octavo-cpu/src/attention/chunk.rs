@@ -73,6 +73,10 @@ pub struct ChunkTask<'a> {
     /// Space for the weighted values of a group, `[rows][head_size]`.
     pub sums: *mut f32,
     /// Space for a copy of a group's keys and values in bfloat16, `[4][2 * 16 * head_size]`.
+    #[cfg_attr(
+        not(all(target_arch = "x86_64", target_os = "linux")),
+        expect(dead_code, reason = "for the matrix unit")
+    )]
     pub copies: *mut u16,
 }
 

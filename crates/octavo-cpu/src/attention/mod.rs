@@ -87,7 +87,7 @@ pub struct AttentionKernels {
 /// Rows of a full tile on an instruction set.
 pub fn tile(isa: Isa, head_size: usize) -> usize {
     match isa {
-        Isa::Scalar | Isa::Avx2 => 4,
+        Isa::Scalar | Isa::Avx2 | Isa::AvxVnni | Isa::Neon => 4,
         _ if has_matrix_unit(isa, head_size) => MAX_TILE,
         _ => VECTOR_TILE,
     }

@@ -135,6 +135,10 @@ pub struct Matmul {
     /// Rows that a kernel takes at once, at most.
     rows_at_once: usize,
     /// There is a matrix unit, which takes what suits it.
+    #[cfg_attr(
+        not(all(target_arch = "x86_64", target_os = "linux")),
+        expect(dead_code, reason = "for the matrix unit")
+    )]
     matrix_unit: bool,
     q4_0: TileKernels,
     q4_1: TileKernels,
@@ -308,8 +312,12 @@ fn rows_at_once(isa: Isa) -> usize {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => crate::simd::Avx2::ROWS,
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => crate::simd::AvxVnni::ROWS,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => crate::simd::Avx512::ROWS,
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => crate::simd::Neon::ROWS,
+        // Those of other architectures, which have no kernels here.
         _ => crate::simd::Scalar::ROWS,
     }
 }

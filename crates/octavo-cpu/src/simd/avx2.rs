@@ -2,17 +2,31 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{
+    Simd,
+    ymm::{
+        add_pairs, alternate_bf16, dot_bf16, dot_biased, dot_bytes, dot_nibbles, finish_nibbles, high_nibbles,
+        keep_upper, less, less_unsigned, low_nibbles, magnitude_bits, mantissa_floats, merge_even, pow2, round_bf16,
+        unsigned_to_float,
+    },
+};
 use crate::isa::Isa;
 
 /// The token of AVX2, FMA and F16C.
-#[derive(Debug, Clone, Copy)]
-pub struct Avx2(());
+pub type Avx2 = Ymm<false>;
 
-impl Avx2 {
+/// The token of [`Avx2`] with the integer dot product of AVX-VNNI.
+pub type AvxVnni = Ymm<true>;
+
+/// The token of AVX2, FMA and F16C; with the integer dot product if `VNNI`.
+#[derive(Debug, Clone, Copy)]
+pub struct Ymm<const VNNI: bool>(());
+
+impl<const VNNI: bool> Ymm<VNNI> {
     /// The token, where this machine has the instruction set.
-    pub fn detect() -> Option<Avx2> {
-        Isa::Avx2.is_supported().then_some(Avx2(()))
+    pub fn detect() -> Option<Ymm<VNNI>> {
+        let isa = if VNNI { Isa::AvxVnni } else { Isa::Avx2 };
+        isa.is_supported().then_some(Ymm(()))
     }
 
     /// The token.
@@ -20,8 +34,8 @@ impl Avx2 {
     /// # Safety
     /// This machine has the instruction set.
     #[inline(always)]
-    pub unsafe fn new_unchecked() -> Avx2 {
-        Avx2(())
+    pub unsafe fn new_unchecked() -> Ymm<VNNI> {
+        Ymm(())
     }
 }
 
@@ -55,212 +69,13 @@ unsafe fn first_lanes(n: usize) -> Ints {
     }
 }
 
-/// The bits of each value with the lower half still to be dropped.
-///
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn round_bf16(value: __m256) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe {
-        let bits = _mm256_castps_si256(value);
-        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
-        _mm256_blendv_epi8(rounded, quiet, is_nan)
-    }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn pow2(n: __m256i) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127)))) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn less(a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
-}
-
-/// Both halves of the integer are exact floats, so that only their sum is rounded.
-///
-/// # Safety
-/// AVX2 and FMA.
-#[inline(always)]
-unsafe fn unsigned_to_float(value: __m256i) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe {
-        let upper = _mm256_cvtepi32_ps(_mm256_srli_epi32::<16>(value));
-        let lower = _mm256_cvtepi32_ps(_mm256_and_si256(value, _mm256_set1_epi32(0xffff)));
-        _mm256_fmadd_ps(upper, _mm256_set1_ps(65_536.0), lower)
-    }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn less_unsigned(a: __m256i, b: __m256i) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe {
-        let sign = _mm256_set1_epi32(i32::MIN);
-        _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_xor_si256(b, sign), _mm256_xor_si256(a, sign)))
-    }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn merge_even(even: __m256i, odd: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe { _mm256_blend_epi32::<0b1010_1010>(even, _mm256_shuffle_epi32::<0b10_10_00_00>(odd)) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn magnitude_bits(value: __m256) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe { _mm256_and_si256(_mm256_castps_si256(value), _mm256_set1_epi32(0x7fff_ffff)) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn keep_upper(value: __m256i) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe { _mm256_castsi256_ps(_mm256_and_si256(value, _mm256_set1_epi32(0xffff_0000_u32 as i32))) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn low_nibbles(bytes: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe { _mm256_and_si256(bytes, _mm256_set1_epi8(15)) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn high_nibbles(bytes: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe { _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), _mm256_set1_epi8(15)) }
-}
-
-/// Eight products of a nibble and an activation lie within 2 * 8 * 15 * 128 = 30720: the 16-bit sums are exact.
-///
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn dot_nibbles(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe { _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, activations)) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn finish_nibbles(sum: __m256i, correction: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe { _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), correction) }
-}
-
-/// Biased weights reach 255, and two products of 255 * 127 saturate 16 bits; magnitudes reach 128, and two products
-/// of 128 * 127 do not. So the sign goes from the weight to the activation first.
-///
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn dot_biased(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe {
-        let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
-        let products = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(activations, signed));
-        _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
-    }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn dot_bytes(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe {
-        let products = _mm256_maddubs_epi16(unsigned, signed);
-        _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
-    }
-}
-
-/// # Safety
-/// AVX2 and FMA.
-#[inline(always)]
-unsafe fn dot_bf16(sum: __m256, weights: __m256i, activations: __m256i) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe {
-        let even_weights = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(weights));
-        let even_activations = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(activations));
-        let sum = _mm256_fmadd_ps(keep_upper(weights), keep_upper(activations), sum);
-        _mm256_fmadd_ps(even_weights, even_activations, sum)
-    }
-}
-
-/// Shifts left by `shift`, or right if it is negative, and sets the bits of `mantissa` into the float `base`.
-///
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn mantissa_floats(words: __m256i, shift: i32, mantissa: i32, base: i32) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe {
-        let placed = if shift >= 0 {
-            _mm256_sll_epi32(words, _mm_cvtsi32_si128(shift))
-        } else {
-            _mm256_srl_epi32(words, _mm_cvtsi32_si128(-shift))
-        };
-        let bits = _mm256_and_si256(placed, _mm256_set1_epi32(mantissa));
-        _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(base)))
-    }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn alternate_bf16(pair: __m256i) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe {
-        let odd = _mm256_and_si256(pair, _mm256_set1_epi32(0xffff_0000_u32 as i32));
-        _mm256_castsi256_ps(_mm256_blend_epi32::<0b1010_1010>(_mm256_slli_epi32::<16>(pair), odd))
-    }
-}
-
-/// The sums of the four pairs of lanes of `a`, then of `b`.
-///
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn add_pairs(a: __m256, b: __m256) -> __m256 {
-    // SAFETY: the caller's.
-    unsafe {
-        let even = _mm256_shuffle_ps::<0b10_00_10_00>(a, b);
-        let odd = _mm256_shuffle_ps::<0b11_01_11_01>(a, b);
-        // The shuffles work within 128-bit parts; the permutation puts them in order again.
-        let sums = _mm256_castps_pd(_mm256_add_ps(even, odd));
-        _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(sums))
-    }
-}
-
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Ymm<VNNI> {
     type F = Floats;
     type I = Ints;
     type Partial = Ints;
     type M = Floats;
-    const ROWS: usize = 2;
+    // Sums that wait for the end of a group may leave the registers; the products of plain AVX2 need room of their own.
+    const ROWS: usize = if VNNI { 4 } else { 2 };
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Floats {
@@ -399,7 +214,7 @@ impl Simd for Avx2 {
         fn add_int(a: Ints, b: Ints) -> Ints = _mm256_add_epi32;
         fn max_int(a: Ints, b: Ints) -> Ints = _mm256_max_epi32;
         fn and(a: Ints, b: Ints) -> Ints = _mm256_and_si256;
-        fn dot_bytes(sum: Ints, unsigned: Ints, signed: Ints) -> Ints = dot_bytes;
+        fn dot_bytes(sum: Ints, unsigned: Ints, signed: Ints) -> Ints = dot_bytes::<VNNI>;
         fn sub_int(a: Ints, b: Ints) -> Ints = _mm256_sub_epi32;
         fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256;
         fn odd_lanes(a: Ints) -> Ints = _mm256_shuffle_epi32::<0b11_11_01_01>;
@@ -414,9 +229,9 @@ impl Simd for Avx2 {
         fn both(a: Floats, b: Floats) -> Floats = _mm256_and_ps;
         fn low_nibbles(bytes: Ints) -> Ints = low_nibbles;
         fn high_nibbles(bytes: Ints) -> Ints = high_nibbles;
-        fn dot_nibbles(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_nibbles;
-        fn finish_nibbles(sum: Ints, correction: Ints) -> Ints = finish_nibbles;
-        fn dot_biased(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_biased;
+        fn dot_nibbles(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_nibbles::<VNNI>;
+        fn finish_nibbles(sum: Ints, correction: Ints) -> Ints = finish_nibbles::<VNNI>;
+        fn dot_biased(sum: Ints, weights: Ints, activations: Ints) -> Ints = dot_biased::<VNNI>;
         fn dot_bf16(sum: Floats, weights: Ints, activations: Ints) -> Floats = dot_bf16;
         fn alternate_bf16(pair: Ints) -> Floats = alternate_bf16;
     }
@@ -484,8 +299,8 @@ impl Simd for Avx2 {
         unsafe { [_mm256_blendv_ps(no[0], yes[0], mask[0]), _mm256_blendv_ps(no[1], yes[1], mask[1])] }
     }
     #[inline(always)]
-    fn start_nibbles(self, _correction: Ints) -> Ints {
-        self.splat_int(0)
+    fn start_nibbles(self, correction: Ints) -> Ints {
+        if VNNI { correction } else { self.splat_int(0) }
     }
     #[inline(always)]
     fn shift_up(self, a: Ints, bits: u32) -> Ints {
@@ -504,8 +319,8 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn start_biased(self, _correction: Ints) -> Ints {
-        self.splat_int(0)
+    fn start_biased(self, correction: Ints) -> Ints {
+        if VNNI { correction } else { self.splat_int(0) }
     }
     #[inline(always)]
     fn select(self, mask: u16, yes: Floats, no: Floats) -> Floats {

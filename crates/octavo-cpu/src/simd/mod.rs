@@ -12,14 +12,20 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod ymm;
 
 #[cfg(target_arch = "x86_64")]
-pub use avx2::Avx2;
+pub use avx2::{Avx2, AvxVnni};
 #[cfg(target_arch = "x86_64")]
 pub use avx512::{Avx512, Avx512Bf16};
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use scalar::Scalar;
 #[cfg(test)]
 pub(crate) use tests::random_bits;
@@ -299,6 +305,14 @@ macro_rules! simd_shells {
                 }
             }
             #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
+            unsafe fn avx_vnni<$($declare)*>($($arg: $type),*) $(-> $result)? {
+                // SAFETY: as above.
+                unsafe {
+                    $kernel::<$crate::simd::AvxVnni, $($pass)*>($crate::simd::AvxVnni::new_unchecked(), $($arg),*)
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
             unsafe fn avx512<$($declare)*>($($arg: $type),*) $(-> $result)? {
                 // SAFETY: as above.
@@ -316,16 +330,27 @@ macro_rules! simd_shells {
                     )
                 }
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            unsafe fn neon<$($declare)*>($($arg: $type),*) $(-> $result)? {
+                // SAFETY: the caller keeps the kernel's contract; the features are on in this function.
+                unsafe {
+                    $kernel::<$crate::simd::Neon, $($pass)*>($crate::simd::Neon::new_unchecked(), $($arg),*)
+                }
+            }
             assert!(isa.is_supported(), "this machine has no {isa}");
             match isa {
                 $crate::isa::Isa::Scalar => scalar::<$($pass)*>,
                 #[cfg(target_arch = "x86_64")]
                 $crate::isa::Isa::Avx2 => avx2::<$($pass)*>,
                 #[cfg(target_arch = "x86_64")]
+                $crate::isa::Isa::AvxVnni => avx_vnni::<$($pass)*>,
+                #[cfg(target_arch = "x86_64")]
                 $crate::isa::Isa::Avx512 | $crate::isa::Isa::Amx => avx512::<$($pass)*>,
                 #[cfg(target_arch = "x86_64")]
                 $crate::isa::Isa::Avx512Bf16 => avx512_bf16::<$($pass)*>,
-                #[cfg(not(target_arch = "x86_64"))]
+                #[cfg(target_arch = "aarch64")]
+                $crate::isa::Isa::Neon => neon::<$($pass)*>,
                 _ => unreachable!("checked above"),
             }
         }

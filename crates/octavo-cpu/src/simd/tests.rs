@@ -171,8 +171,16 @@ unsafe fn every_operation<S: Simd>(simd: S, operands: *const Operands, out: *mut
     }
 }
 
+#[inline(always)]
+unsafe fn pairs_from_zero<S: Simd>(simd: S, weights: *const [u16; 32], out: *mut [f32; 16]) {
+    let pair = simd.splat_int(0x4060_bfa0);
+    // SAFETY: the caller passes references.
+    unsafe { simd.store(out.cast(), simd.dot_bf16(simd.splat(0.0), simd.load_bytes(weights.cast()), pair)) }
+}
+
 simd_shells! {
     fn select_every_operation[][] = every_operation(operands: *const Operands, out: *mut Results);
+    fn select_pairs_from_zero[][] = pairs_from_zero(weights: *const [u16; 32], out: *mut [f32; 16]);
 }
 
 fn run(isa: Isa, operands: &Operands) -> (Vec<u32>, Vec<i32>) {
@@ -226,6 +234,23 @@ fn every_instruction_set_gives_the_bits_of_plain_rust() {
         for isa in Isa::supported() {
             assert_eq!(run(isa, &operands), expected, "{isa}, seed {seed}");
         }
+    }
+}
+
+#[test]
+fn all_but_the_bfloat16_instruction_keep_subnormals() {
+    let mut random = random_bits(5);
+    let weights = [0u16; 32].map(|_: u16| random() as u16 & 0x807f);
+    let products = |isa| {
+        let mut out = [0.0; 16];
+        // SAFETY: both are references to live values.
+        unsafe { select_pairs_from_zero(isa)(&weights, &mut out) };
+        out.map(f32::to_bits)
+    };
+    let expected = products(Isa::Scalar);
+    assert!(expected.iter().all(|bits| bits & 0x7fff_ffff != 0));
+    for isa in Isa::supported().into_iter().filter(|isa| *isa != Isa::Avx512Bf16) {
+        assert_eq!(products(isa), expected, "{isa}");
     }
 }
 
