@@ -190,7 +190,7 @@ impl Step<'_> {
         };
         self.meet(worker);
         let units = attention.schedule.units();
-        worker.for_each_shrinking(units.len(), |range| {
+        worker.for_each_in_order(units.len(), |range| {
             // SAFETY: see the module; this worker's index is its own.
             unsafe { attention.run(&units[range], worker.index) };
         });
@@ -328,7 +328,7 @@ impl Step<'_> {
         let vocab_size = self.plan.spec.vocab_size;
         let output = Output { start: self.plan.memory.pointer(logits), stride: vocab_size, mode: Mode::Store };
         let spans = self.plan.spec.head.num_tokens.div_ceil(SPAN);
-        worker.for_each_shrinking(spans, |range| {
+        worker.for_each_in_order(spans, |range| {
             for span in range {
                 let tiles = span * SPAN / TILE_ROWS..head.tiles().min((span + 1) * SPAN / TILE_ROWS);
                 // SAFETY: see the module.
@@ -456,7 +456,7 @@ impl Step<'_> {
         let rows = self.inputs.tokens.len();
         for start in (0..rows).step_by(most_rows) {
             let rows = start..rows.min(start.saturating_add(most_rows));
-            worker.for_each_shrinking(pieces, |pieces| body(rows.clone(), pieces));
+            worker.for_each_in_order(pieces, |pieces| body(rows.clone(), pieces));
         }
     }
 

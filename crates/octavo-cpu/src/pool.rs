@@ -142,7 +142,7 @@ impl Worker<'_> {
     pub fn for_each(&self, items: usize, chunk: usize, mut body: impl FnMut(Range<usize>)) {
         let chunk = chunk.max(1);
         loop {
-            let start = self.shared.taken.0.fetch_add(chunk, Ordering::Relaxed);
+            let start = self.shared.taken[0].0.fetch_add(chunk, Ordering::Relaxed);
             if start >= items {
                 break;
             }
@@ -151,15 +151,18 @@ impl Worker<'_> {
         self.end_region();
     }
 
-    /// As [`Worker::for_each`] for cheap items: the ranges are long at first, half a fair share of what is left, and end
-    /// with single items, so that there are few of them and a late worker still costs little.
-    pub fn for_each_shrinking(&self, items: usize, mut body: impl FnMut(Range<usize>)) {
-        let share = |taken: usize| (items.saturating_sub(taken) / (2 * self.count)).max(1);
-        let taken = &self.shared.taken.0;
-        loop {
-            let next = |start: usize| (start < items).then(|| start + share(start));
-            let Ok(start) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) else { break };
-            body(start..start + share(start));
+    /// As [`Worker::for_each`] for cheap items that lie side by side: each worker has its part of them, goes through it in
+    /// order, so that what is fetched ahead is its own, and then helps the others with theirs. It takes half of what is left
+    /// of a part at a time and ends with single items, so that there are few ranges and a late worker still costs little.
+    pub fn for_each_in_order(&self, items: usize, mut body: impl FnMut(Range<usize>)) {
+        for owner in (self.index..self.count).chain(0..self.index) {
+            let (first, end) = (items * owner / self.count, items * (owner + 1) / self.count);
+            let share = |taken: usize| ((end - first - taken) / 2).max(1);
+            let next = |taken: usize| (taken < end - first).then(|| taken + share(taken));
+            let taken = &self.shared.taken[owner].0;
+            while let Ok(start) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+                body(first + start..first + start + share(start));
+            }
         }
         self.end_region();
     }
@@ -168,7 +171,7 @@ impl Worker<'_> {
         if self.count > 1 {
             self.shared.wait_for_all();
         } else {
-            self.shared.taken.0.store(0, Ordering::Relaxed);
+            self.shared.forget_items();
         }
     }
 }
@@ -211,9 +214,9 @@ struct Shared {
     arrived: Line<AtomicUsize>,
     /// Counts completed barriers.
     epoch: Line<AtomicU32>,
-    /// Items of this region that have been handed out. Invariant: 0 when a region begins; the last to arrive at a
-    /// barrier sets it back while all others wait there.
-    taken: Line<AtomicUsize>,
+    /// Items of this region that have been handed out, of each worker's part where workers have one. Invariant: 0 when a
+    /// region begins; the last to arrive at a barrier sets them back while all others wait there.
+    taken: Vec<Line<AtomicUsize>>,
     /// A worker has panicked in this step.
     poisoned: AtomicBool,
     stop: AtomicBool,
@@ -261,7 +264,7 @@ impl Shared {
             running: Line(AtomicUsize::new(0)),
             arrived: Line(AtomicUsize::new(0)),
             epoch: Line(AtomicU32::new(0)),
-            taken: Line(AtomicUsize::new(0)),
+            taken: (0..count).map(|_| Line(AtomicUsize::new(0))).collect(),
             poisoned: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             asleep: (0..count).map(|_| Line(AtomicBool::new(false))).collect(),
@@ -275,7 +278,7 @@ impl Shared {
         // SAFETY: no thread reads `job` before `step` changes (see the `Sync` impl).
         unsafe { *self.job.get() = Job::of(body) };
         self.arrived.0.store(0, Ordering::Relaxed);
-        self.taken.0.store(0, Ordering::Relaxed);
+        self.forget_items();
         self.poisoned.store(false, Ordering::Relaxed);
         self.running.0.store(threads.len(), Ordering::Relaxed);
         // Sequentially consistent with `asleep`: either the thread sees the new step or we see it sleep.
@@ -302,11 +305,15 @@ impl Shared {
         }
     }
 
+    fn forget_items(&self) {
+        self.taken.iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
+    }
+
     fn wait_for_all(&self) {
         let epoch = self.epoch.0.load(Ordering::Relaxed);
         if self.arrived.0.fetch_add(1, Ordering::AcqRel) == self.count - 1 {
             self.arrived.0.store(0, Ordering::Relaxed);
-            self.taken.0.store(0, Ordering::Relaxed);
+            self.forget_items();
             self.epoch.0.store(epoch.wrapping_add(1), Ordering::Release);
             return;
         }

@@ -37,13 +37,13 @@ fn regions_hand_out_every_item_once_and_end_together() {
 }
 
 #[test]
-fn shrinking_ranges_cover_every_item_once() {
+fn parts_in_order_cover_every_item_once() {
     for count in [1, 3] {
         let mut pool = Pool::new(count).unwrap();
         let taken: Vec<AtomicUsize> = (0..101).map(|_| AtomicUsize::new(0)).collect();
         pool.run(|worker| {
             for _ in 0..100 {
-                worker.for_each_shrinking(taken.len(), |items| {
+                worker.for_each_in_order(taken.len(), |items| {
                     for item in items {
                         taken[item].fetch_add(1, Ordering::Relaxed);
                     }
@@ -60,7 +60,7 @@ fn a_region_without_items_is_a_barrier() {
     let mut pool = Pool::new(2).unwrap();
     pool.run(|worker| {
         worker.for_each(0, 8, |_| panic!("there is nothing to do"));
-        worker.for_each_shrinking(0, |_| panic!("there is nothing to do"));
+        worker.for_each_in_order(0, |_| panic!("there is nothing to do"));
     })
     .unwrap();
 }
