@@ -75,6 +75,7 @@ class HostFacts(TypedDict):
     threads: int
     affinity: int
     quota: int | None
+    nodes: int
     cores: int
     memory_limit: int
 

@@ -29,8 +29,10 @@ class Host:
     """CPUs in the process's affinity mask."""
     quota: int | None
     """The control group's CPU quota, rounded up; None without one."""
+    nodes: int
+    """NUMA nodes among the CPUs of the mask; threads stay on one of them."""
     cores: int
-    """Physical cores among the CPUs of the mask."""
+    """Physical cores among the CPUs of the mask on that node."""
     memory_limit: int
     """Bytes: the host's memory or the control group's limit, whichever is lower."""
 

@@ -19,10 +19,10 @@ mod linux {
             CpuSet(unsafe { zeroed() })
         }
 
-        /// The set of one CPU.
-        pub(crate) fn only(cpu: usize) -> CpuSet {
+        /// The set of some CPUs; numbers that the system has no place for are left out.
+        pub(crate) fn of_cpus(cpus: &[usize]) -> CpuSet {
             let mut set = CpuSet::empty();
-            if cpu < libc::CPU_SETSIZE as usize {
+            for &cpu in cpus.iter().filter(|cpu| **cpu < libc::CPU_SETSIZE as usize) {
                 // SAFETY: in range.
                 unsafe { libc::CPU_SET(cpu, &mut set.0) };
             }
@@ -64,12 +64,7 @@ mod linux {
             return set;
         }
         let count = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut set = CpuSet::empty();
-        for cpu in 0..count.min(libc::CPU_SETSIZE as usize) {
-            // SAFETY: in range.
-            unsafe { libc::CPU_SET(cpu, &mut set.0) };
-        }
-        set
+        CpuSet::of_cpus(&(0..count).collect::<Vec<usize>>())
     }
 
     /// A thread and the mask it had.
@@ -108,7 +103,7 @@ mod other {
     pub(crate) struct CpuSet;
 
     impl CpuSet {
-        pub(crate) fn only(_cpu: usize) -> CpuSet {
+        pub(crate) fn of_cpus(_cpus: &[usize]) -> CpuSet {
             CpuSet
         }
 

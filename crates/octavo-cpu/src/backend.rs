@@ -65,7 +65,10 @@ impl CpuBackend {
                 expected: "bfloat16 or 8 bits".to_owned(),
             });
         }
-        let threads = options.threads.unwrap_or_else(|| host::available_threads().count);
+        let pool = match options.threads {
+            Some(threads) => Pool::new(threads)?,
+            None => Pool::within(host::available_threads().count, &host::cpus_of_one_node())?,
+        };
         let kernels = Kernels {
             matmul: Matmul::new(isa),
             attention: AttentionKernels::new(isa),
@@ -73,7 +76,7 @@ impl CpuBackend {
             silu: GateKernel::new(isa, Activation::Silu),
             sampler: Sampler::new(isa),
         };
-        Ok(CpuBackend { pool: Pool::new(threads)?, isa, options, kernels })
+        Ok(CpuBackend { pool, isa, options, kernels })
     }
 
     /// Workers, the calling thread included.
@@ -100,7 +103,7 @@ impl Backend for CpuBackend {
         weights: &mut dyn WeightSource,
         limits: &StepLimits,
     ) -> Result<CpuPlan, BackendError> {
-        CpuPlan::load(spec, weights, limits, self.machine())
+        self.pool.beside(|| CpuPlan::load(spec, weights, limits, self.machine()))
     }
 
     fn run(&mut self, plan: &mut CpuPlan, inputs: &StepInputs) -> Result<StepResult, BackendError> {

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, fs};
 
-use crate::affinity;
+use crate::affinity::{self, CpuSet};
 
 /// How many threads are worth starting, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,9 @@ pub struct Threads {
     pub affinity: usize,
     /// Control group quota in CPUs, rounded up; `None` without one.
     pub quota: Option<usize>,
-    /// Physical cores among the CPUs of the mask.
+    /// NUMA nodes among the CPUs of the mask, at least 1.
+    pub nodes: usize,
+    /// Physical cores among the CPUs of the mask on one node, the one that has most of them.
     pub cores: usize,
 }
 
@@ -24,10 +26,17 @@ pub struct Threads {
 pub fn available_threads() -> Threads {
     let cpus = affinity::of_process().cpus();
     let quota = quota(&Groups::of_process(), &read_file);
-    let cores = physical_cores(&cpus, &read_file);
+    let (nodes, node) = (nodes(&cpus, &read_file).len(), largest_node(&cpus, &read_file));
+    let cores = physical_cores(&node, &read_file);
     let affinity = cpus.len().max(1);
     let count = affinity.min(cores).min(quota.unwrap_or(affinity)).max(1);
-    Threads { count, affinity, quota, cores }
+    Threads { count, affinity, quota, nodes, cores }
+}
+
+/// The CPUs of the mask that those threads stay on: all, or those of one NUMA node, since weights that lie on another one
+/// are read at half the speed or less.
+pub(crate) fn cpus_of_one_node() -> CpuSet {
+    CpuSet::of_cpus(&largest_node(&affinity::of_process().cpus(), &read_file))
 }
 
 /// Bytes of memory that this process may use: the host's, or the control group's limit if that is lower.
@@ -153,6 +162,24 @@ fn physical_cores(cpus: &[usize], read: Read<'_>) -> usize {
     cpus.iter().map(|&cpu| core(cpu).unwrap_or(cpu)).collect::<BTreeSet<usize>>().len().max(1)
 }
 
+/// The CPUs of each NUMA node that has some of them; one node where the system does not say.
+fn nodes(cpus: &[usize], read: Read<'_>) -> Vec<Vec<usize>> {
+    let listed = |path: &str| read(path).and_then(|text| cpu_list(&text)).unwrap_or_default();
+    let members = |node: usize| {
+        let listed = listed(&format!("/sys/devices/system/node/node{node}/cpulist"));
+        cpus.iter().copied().filter(|cpu| listed.contains(cpu)).collect::<Vec<usize>>()
+    };
+    let online = listed("/sys/devices/system/node/online");
+    let nodes: Vec<Vec<usize>> = online.into_iter().map(members).filter(|node| !node.is_empty()).collect();
+    if nodes.iter().map(Vec::len).sum::<usize>() == cpus.len() { nodes } else { vec![cpus.to_vec()] }
+}
+
+/// The node with the most cores, of several such nodes the first.
+fn largest_node(cpus: &[usize], read: Read<'_>) -> Vec<usize> {
+    let nodes = nodes(cpus, read).into_iter().rev();
+    nodes.max_by_key(|node| physical_cores(node, read)).unwrap_or_default()
+}
+
 /// Reads the kernel's lists, as `0-3,8`.
 fn cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
@@ -247,6 +274,20 @@ mod tests {
         ]);
         assert_eq!(physical_cores(&[0, 1, 4], &read), 2);
         assert_eq!(physical_cores(&[7, 8], &read), 2, "unknown topology");
+    }
+
+    #[test]
+    fn threads_stay_on_the_node_with_the_most_cores() {
+        let read = files(&[
+            ("/sys/devices/system/node/online", "0-1\n"),
+            ("/sys/devices/system/node/node0/cpulist", "0-3,8-11\n"),
+            ("/sys/devices/system/node/node1/cpulist", "4-7,12-15\n"),
+        ]);
+        assert_eq!(nodes(&[2, 3, 4, 5, 6], &read), [vec![2, 3], vec![4, 5, 6]]);
+        assert_eq!(largest_node(&[2, 3, 4, 5, 6], &read), [4, 5, 6]);
+        assert_eq!(largest_node(&[2, 3, 4, 5], &read), [2, 3], "of equal nodes the first");
+        assert_eq!(nodes(&[2, 16], &read), [vec![2, 16]], "a CPU that no node lists");
+        assert_eq!(nodes(&[0, 1], &files(&[])), [vec![0, 1]], "a system that does not say");
     }
 
     #[test]

@@ -8,7 +8,8 @@ use crate::isa::Isa;
 /// beyond what [`Isa`] says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Workers, the calling thread included; `None` takes [`crate::host::available_threads`].
+    /// Workers, the calling thread included; `None` takes [`crate::host::available_threads`] and keeps them on
+    /// one NUMA node.
     pub threads: Option<usize>,
     /// The instruction set; `None` takes the fastest that the machine has.
     pub isa: Option<Isa>,

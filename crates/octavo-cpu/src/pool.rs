@@ -38,31 +38,43 @@ const AWAKE: Duration = Duration::from_millis(2);
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    pinning: Option<Pinning>,
+    binding: Option<Binding>,
+    /// Where all workers stay, if these are not all CPUs of the process.
+    part: Option<CpuSet>,
 }
 
 impl Pool {
-    /// Starts `count - 1` threads (at least none).
-    ///
-    /// Workers are pinned, one to each CPU, only when there are as many as the process may use: several smaller pools
-    /// would otherwise stack on the first CPUs.
+    /// Starts `count - 1` threads (at least none) on the CPUs that the process may use.
     ///
     /// # Errors
     /// A thread that the system refuses to start.
     pub fn new(count: usize) -> Result<Pool, BackendError> {
+        Pool::within(count, &affinity::of_process())
+    }
+
+    /// Starts `count - 1` threads (at least none) on some of the CPUs that the process may use.
+    ///
+    /// Workers are pinned, one to each CPU, only when there are as many as CPUs: several smaller pools would otherwise stack
+    /// on the first ones.
+    ///
+    /// # Errors
+    /// A thread that the system refuses to start.
+    pub(crate) fn within(count: usize, allowed: &CpuSet) -> Result<Pool, BackendError> {
         let count = count.max(1);
-        let allowed = affinity::of_process();
         let cpus: Vec<usize> = allowed.cpus();
         let pins = cpus.len() == count && count > 1;
+        let part = (cpus.len() < affinity::of_process().cpus().len()).then(|| allowed.clone());
+        let place = |index: usize| cpus.get(index).filter(|_| pins).map(|&cpu| CpuSet::of_cpus(&[cpu]));
         let mut pool = Pool {
             shared: Arc::new(Shared::new(count, if count > cpus.len() { 0 } else { SPINS })),
             threads: Vec::with_capacity(count - 1),
-            pinning: pins.then(|| Pinning { cpu: cpus[0], pinned: None }),
+            binding: place(0).or_else(|| part.clone()).map(|set| Binding { set, bound: None }),
+            part: part.clone(),
         };
         for index in 1..count {
             let shared = Arc::clone(&pool.shared);
             // A thread inherits the mask of its creator, which may be pinned already.
-            let mask = cpus.get(index).filter(|_| pins).map_or(allowed.clone(), |&cpu| CpuSet::only(cpu));
+            let mask = place(index).unwrap_or_else(|| allowed.clone());
             let thread = thread::Builder::new()
                 .name(format!("octavo-cpu-{index}"))
                 .spawn(move || {
@@ -80,13 +92,21 @@ impl Pool {
         self.shared.count
     }
 
+    /// Runs `body` where the workers are, so that memory it touches, and threads it starts, are there too.
+    pub fn beside<T>(&self, body: impl FnOnce() -> T) -> T {
+        let Some(part) = &self.part else { return body() };
+        let mut binding = Binding { set: part.clone(), bound: None };
+        binding.bind_caller();
+        body()
+    }
+
     /// Sends every worker through `body` and waits for all of them.
     ///
     /// # Errors
     /// [`BackendError::Kernel`] if a worker panicked; the others leave at their next barrier and the pool stays usable.
     pub fn run<F: Fn(&Worker<'_>) + Sync>(&mut self, body: F) -> Result<(), BackendError> {
-        if let Some(pinning) = &mut self.pinning {
-            pinning.pin_caller();
+        if let Some(binding) = &mut self.binding {
+            binding.bind_caller();
         }
         let shared = &*self.shared;
         shared.begin(&body, &self.threads);
@@ -110,9 +130,6 @@ impl Drop for Pool {
             thread.thread().unpark();
             // A worker catches its panics, so that there is nothing to learn from the result.
             let _ = thread.join();
-        }
-        if let Some(pinning) = &mut self.pinning {
-            pinning.release();
         }
     }
 }
@@ -399,27 +416,33 @@ impl Wait {
     }
 }
 
-/// The caller's pin: set at its first step, taken back when the pool is dropped.
-struct Pinning {
-    cpu: usize,
-    pinned: Option<(ThreadId, ThreadMask)>,
+/// The caller's CPUs: set at its first step, those of before given back when this is dropped.
+struct Binding {
+    set: CpuSet,
+    bound: Option<(ThreadId, ThreadMask)>,
 }
 
-impl Pinning {
-    fn pin_caller(&mut self) {
+impl Binding {
+    fn bind_caller(&mut self) {
         let caller = thread::current().id();
-        if self.pinned.as_ref().is_some_and(|(thread, _)| *thread == caller) {
+        if self.bound.as_ref().is_some_and(|(thread, _)| *thread == caller) {
             return;
         }
         self.release();
         let before = ThreadMask::of_caller();
-        CpuSet::only(self.cpu).apply();
-        self.pinned = Some((caller, before));
+        self.set.apply();
+        self.bound = Some((caller, before));
     }
 
     fn release(&mut self) {
-        if let Some((_, before)) = self.pinned.take() {
+        if let Some((_, before)) = self.bound.take() {
             before.restore();
         }
+    }
+}
+
+impl Drop for Binding {
+    fn drop(&mut self) {
+        self.release();
     }
 }

@@ -29,6 +29,7 @@ pub fn host_facts(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("threads", threads.count)?;
     dict.set_item("affinity", threads.affinity)?;
     dict.set_item("quota", threads.quota)?;
+    dict.set_item("nodes", threads.nodes)?;
     dict.set_item("cores", threads.cores)?;
     dict.set_item("memory_limit", host::memory_limit())?;
     Ok(dict)

@@ -45,6 +45,8 @@ def _findings(host: Host, processor: Processor) -> Iterator[tuple[str, str]]:
     yield "instruction set", f"{host.isa} (there are kernels for {', '.join(host.features)} here)"
     quota = "none" if host.quota is None else str(host.quota)
     reason = f"affinity allows {host.affinity}, control group quota {quota}, physical cores {host.cores}"
+    if host.nodes > 1:
+        reason += f" on one of {host.nodes} NUMA nodes"
     yield "threads", f"{host.threads} ({reason})"
     yield "memory limit", _mib(host.memory_limit)
     yield "GPU", "none: this build computes on the CPU only"

@@ -116,6 +116,24 @@ fn a_dropped_pool_leaves_its_caller_unpinned() {
     .unwrap();
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn workers_and_what_runs_beside_them_stay_on_the_cpus_given() {
+    thread::spawn(|| {
+        let all = affinity::of_process().cpus();
+        let last = CpuSet::of_cpus(&all[all.len() - 1..]);
+        let mut pool = Pool::within(2, &last).unwrap();
+        pool.run(|_| assert_eq!(ThreadMask::of_caller().cpus(), last.cpus())).unwrap();
+        drop(pool);
+        assert_eq!(ThreadMask::of_caller().cpus(), all);
+        let pool = Pool::within(2, &last).unwrap();
+        assert_eq!(pool.beside(|| thread::spawn(|| ThreadMask::of_caller().cpus()).join().unwrap()), last.cpus());
+        assert_eq!(ThreadMask::of_caller().cpus(), all);
+    })
+    .join()
+    .unwrap();
+}
+
 #[test]
 fn threads_for_once_take_every_item_once() {
     for threads in [0, 1, 2, 7] {
