@@ -57,7 +57,7 @@ test=(cargo test --target aarch64-unknown-linux-gnu --locked)
 "${test[@]}" --package octavo-backend --package octavo-cpu --lib -- \
     --skip the_reference_conforms_to_itself --skip memory_is_touched_in_the_background
 
-# Left out for the quarter of an hour that they take in emulation: plain Rust alone, one thread, and bfloat16 activations,
-# whose kernels the units of `matmul` compare with plain Rust.
+# Left out for the time that they take in emulation: plain Rust alone, one thread, and bfloat16 and 16-bit activations, whose
+# kernels the units of `matmul` compare with plain Rust.
 "${test[@]}" --package octavo-cpu --test conformance -- neon_conforms an_8_bit_cache_conforms
 "${test[@]}" --package octavo-cpu --test invariance

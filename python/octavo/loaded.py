@@ -65,8 +65,8 @@ class LoadedModel:
         bytes or in blocks of `block_size` tokens; without either it holds at least one longest request. Its elements
         are bfloat16; with `kv_cache_dtype="int8"` they are bytes, with a scale for each token and head, in half the
         memory. `dtype="bfloat16"` multiplies quantised weights in bfloat16 rather than in 8-bit integers;
-        `int16_activations` names the projections whose inputs keep 16 bits instead: "qkv", "output", "gate_up", "down",
-        "head".
+        `int16_activations` names the projections with quantised weights whose inputs keep 16 bits instead: "qkv",
+        "output", "gate_up", "down", "head".
         `generation_config="octavo"` ignores the sampling that the checkpoint recommends. `chat_template` is a
         template's text, or the file that holds it. With `enable_prefix_caching`, requests that begin alike share KV
         blocks, also with earlier ones.
@@ -188,10 +188,11 @@ class LoadedModel:
         return self._core.memory
 
     def measure_product_rate(self) -> float:
-        """Measure the kernels of the layers' weights on the CPU, on `threads` threads, in Gop/s; two for each product.
+        """Measure the kernels of the layers' widest matrices on the CPU, on `threads` threads, in Gop/s; two a product.
 
         The weights are cached meanwhile: it is what they allow where memory does not matter, as in prefill.
         """
+        self._check_usable()
         return self._core.measure_product_rate()
 
     def get_metrics(self) -> EngineMetrics:

@@ -92,6 +92,8 @@ impl<T> Results<T> {
 /// travel between the workers' caches, and waits for the others around attention only.
 const OWN_ROWS: usize = 64;
 
+const _: () = assert!(SPAN.is_multiple_of(TILE_ROWS), "a span of logits is whole tiles");
+
 /// How many rows each worker has for its own in a step of so many, if there are enough.
 fn own_rows(rows: usize, workers: usize) -> Option<usize> {
     let own = rows.div_ceil(workers).next_multiple_of(ROW_BLOCK);

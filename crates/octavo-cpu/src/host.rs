@@ -33,8 +33,8 @@ pub fn available_threads() -> Threads {
     Threads { count, affinity, quota, nodes, cores }
 }
 
-/// The CPUs of the mask that those threads stay on: all, or those of one NUMA node, since weights that lie on another one
-/// are read at half the speed or less.
+/// The CPUs of the mask that those threads stay on: all, or those of one NUMA node, since another socket's memory is read
+/// much more slowly.
 pub(crate) fn cpus_of_one_node() -> CpuSet {
     CpuSet::of_cpus(&largest_node(&affinity::of_process().cpus(), &read_file))
 }
@@ -162,15 +162,30 @@ fn physical_cores(cpus: &[usize], read: Read<'_>) -> usize {
     cpus.iter().map(|&cpu| core(cpu).unwrap_or(cpu)).collect::<BTreeSet<usize>>().len().max(1)
 }
 
-/// The CPUs of each NUMA node that has some of them; one node where the system does not say.
+/// Memory no further than this is that of the same socket, which some machines divide into several nodes; a node's own is
+/// at 10, another socket's at 20 and more.
+const NEAR: usize = 15;
+
+/// The CPUs of each NUMA node that has some of them, the nodes of one socket together; one node where the system does not
+/// say.
 fn nodes(cpus: &[usize], read: Read<'_>) -> Vec<Vec<usize>> {
     let listed = |path: &str| read(path).and_then(|text| cpu_list(&text)).unwrap_or_default();
-    let members = |node: usize| {
-        let listed = listed(&format!("/sys/devices/system/node/node{node}/cpulist"));
-        cpus.iter().copied().filter(|cpu| listed.contains(cpu)).collect::<Vec<usize>>()
-    };
     let online = listed("/sys/devices/system/node/online");
-    let nodes: Vec<Vec<usize>> = online.into_iter().map(members).filter(|node| !node.is_empty()).collect();
+    let is_near = |node: usize, index: usize| {
+        let distances = read(&format!("/sys/devices/system/node/node{node}/distance")).unwrap_or_default();
+        distances.split_whitespace().nth(index).is_some_and(|far| far.parse().is_ok_and(|far: usize| far <= NEAR))
+    };
+    // The first node of a socket, by its place in `online`, and all CPUs there.
+    let mut sockets: Vec<(usize, Vec<usize>)> = Vec::new();
+    for (index, &node) in online.iter().enumerate() {
+        let listed = listed(&format!("/sys/devices/system/node/node{node}/cpulist"));
+        let members = cpus.iter().copied().filter(|cpu| listed.contains(cpu));
+        match sockets.iter_mut().find(|(first, _)| is_near(node, *first)) {
+            Some((_, socket)) => socket.extend(members),
+            None => sockets.push((index, members.collect())),
+        }
+    }
+    let nodes: Vec<Vec<usize>> = sockets.into_iter().map(|(_, node)| node).filter(|node| !node.is_empty()).collect();
     if nodes.iter().map(Vec::len).sum::<usize>() == cpus.len() { nodes } else { vec![cpus.to_vec()] }
 }
 
@@ -286,6 +301,12 @@ mod tests {
         assert_eq!(nodes(&[2, 3, 4, 5, 6], &read), [vec![2, 3], vec![4, 5, 6]]);
         assert_eq!(largest_node(&[2, 3, 4, 5, 6], &read), [4, 5, 6]);
         assert_eq!(largest_node(&[2, 3, 4, 5], &read), [2, 3], "of equal nodes the first");
+        let divided = |path: &str| match path {
+            "/sys/devices/system/node/node0/distance" => Some("10 12\n".to_owned()),
+            "/sys/devices/system/node/node1/distance" => Some("12 10\n".to_owned()),
+            _ => read(path),
+        };
+        assert_eq!(nodes(&[2, 3, 4, 5], &divided), [vec![2, 3, 4, 5]], "two nodes of one socket");
         assert_eq!(nodes(&[2, 16], &read), [vec![2, 16]], "a CPU that no node lists");
         assert_eq!(nodes(&[0, 1], &files(&[])), [vec![0, 1]], "a system that does not say");
     }

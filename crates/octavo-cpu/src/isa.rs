@@ -23,7 +23,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Every instruction set, slowest first.
+    /// Every instruction set, those of one architecture slowest first.
     pub const ALL: [Isa; 7] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
 
     /// The fastest that this machine has.

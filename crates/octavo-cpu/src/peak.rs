@@ -22,7 +22,7 @@ use crate::{
 /// Dot steps of one accumulator in one call.
 const STEPS: usize = 2048;
 
-/// Outputs, columns and rows of the product that is measured: all of it fits in a second-level cache.
+/// Outputs, columns and rows of the product that is measured: all of it fits in most second-level caches.
 const OUTPUTS: usize = 128;
 const COLUMNS: usize = 512;
 const ROWS: usize = 256;

@@ -149,7 +149,7 @@ impl Worker<'_> {
     /// Leaves the step (by unwinding) when another worker has panicked.
     pub fn barrier(&self) {
         if self.count > 1 {
-            self.shared.wait_for_all();
+            self.shared.wait_for_all(0);
         }
     }
 
@@ -165,7 +165,7 @@ impl Worker<'_> {
             }
             body(start..items.min(start + chunk));
         }
-        self.end_region();
+        self.end_region(1);
     }
 
     /// As [`Worker::for_each`] for cheap items that lie side by side: each worker has its part of them, goes through it in
@@ -181,14 +181,15 @@ impl Worker<'_> {
                 body(first + start..first + start + share(start));
             }
         }
-        self.end_region();
+        self.end_region(self.count);
     }
 
-    fn end_region(&self) {
+    /// Ends a region that has used so many of the counters.
+    fn end_region(&self, counters: usize) {
         if self.count > 1 {
-            self.shared.wait_for_all();
+            self.shared.wait_for_all(counters);
         } else {
-            self.shared.forget_items();
+            self.shared.forget_items(counters);
         }
     }
 }
@@ -295,7 +296,7 @@ impl Shared {
         // SAFETY: no thread reads `job` before `step` changes (see the `Sync` impl).
         unsafe { *self.job.get() = Job::of(body) };
         self.arrived.0.store(0, Ordering::Relaxed);
-        self.forget_items();
+        self.forget_items(self.count);
         self.poisoned.store(false, Ordering::Relaxed);
         self.running.0.store(threads.len(), Ordering::Relaxed);
         // Sequentially consistent with `asleep`: either the thread sees the new step or we see it sleep.
@@ -322,15 +323,16 @@ impl Shared {
         }
     }
 
-    fn forget_items(&self) {
-        self.taken.iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
+    fn forget_items(&self, counters: usize) {
+        self.taken[..counters].iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
     }
 
-    fn wait_for_all(&self) {
+    /// The last to arrive sets back the counters of items that the region has used.
+    fn wait_for_all(&self, counters: usize) {
         let epoch = self.epoch.0.load(Ordering::Relaxed);
         if self.arrived.0.fetch_add(1, Ordering::AcqRel) == self.count - 1 {
             self.arrived.0.store(0, Ordering::Relaxed);
-            self.forget_items();
+            self.forget_items(counters);
             self.epoch.0.store(epoch.wrapping_add(1), Ordering::Release);
             return;
         }

@@ -175,8 +175,14 @@ fn cpu(path: &Path, options: &Options) -> Result<CpuBackend, StartError> {
 }
 
 /// What projections make of their inputs, those named in `int16_activations` apart.
-pub fn activations(options: &Options) -> ActivationType {
+fn activations(options: &Options) -> ActivationType {
     if options.dtype == "bfloat16" { ActivationType::Bf16 } else { ActivationType::Int8 }
+}
+
+/// What the widest matrices of the layers, gate and up, make of their inputs.
+pub fn layer_activations(options: &Options) -> ActivationType {
+    let is_named = options.int16_activations.iter().any(|name| name == "gate_up");
+    if is_named { ActivationType::Int16 } else { activations(options) }
 }
 
 fn refused(path: &Path, reason: BackendError) -> StartError {

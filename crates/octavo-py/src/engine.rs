@@ -108,7 +108,7 @@ impl Core {
             chat_template,
             memory,
             cost,
-            activations: device::activations(&options),
+            activations: device::layer_activations(&options),
             threads,
             process: std::process::id(),
         })
@@ -288,7 +288,7 @@ impl Core {
         Ok(dict)
     }
 
-    /// How fast the CPU's kernels for the layers' weights are where memory does not matter, in Gop/s.
+    /// How fast the CPU's kernels for the layers' widest matrices are where memory does not matter, in Gop/s.
     fn measure_product_rate(&self, py: Python<'_>) -> PyResult<f64> {
         let (format, threads) = (self.cost.layer_format, self.threads);
         let measured =

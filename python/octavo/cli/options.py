@@ -57,7 +57,7 @@ COUNT = Kind(_count, "a whole number such as 4096, 4k (4000) or 4K (4096)")
 WHOLE_OR_NONE = Kind(lambda text: None if text == "none" else int(text), "a whole number or none")
 SWITCH = Kind(lambda text: _SWITCHES[text.lower()], "1, true, 0 or false")
 WHOLE_LIST = Kind(lambda text: [int(word) for word in text.split(",")], "whole numbers with commas between them")
-NAMES = Kind(lambda text: text.split(",") if text else [], "names with commas between them")
+NAMES = Kind(lambda text: [word.strip() for word in text.split(",") if word.strip()], "names with commas between them")
 TEXTS = Kind(str, "text")
 """An option that may be given again: its values are listed."""
 OBJECT = Kind(_json_object, "an object in JSON, or @ and the file that holds it")
@@ -100,7 +100,7 @@ class Option:
 
 ENGINE_OPTIONS = (
     Option(name="device", choices=("auto", "cpu", "reference"), help="where to compute (default: auto)"),
-    Option(name="threads", kind=WHOLE, metavar="N", help="worker threads (default: what affinity and quota allow)"),
+    Option(name="threads", kind=WHOLE, metavar="N", help="worker threads (default: cores of one NUMA node)"),
     Option(
         name="max_model_len", kind=COUNT, metavar="TOKENS", help="longest prompt plus answer (default: the model's)"
     ),
@@ -138,7 +138,7 @@ ENGINE_OPTIONS = (
         name="int16_activations",
         kind=NAMES,
         metavar="NAMES",
-        help="projections whose inputs keep 16 bits, such as down,head; all are qkv,output,gate_up,down,head"
+        help="projections with quantised weights whose inputs keep 16 bits, of qkv,output,gate_up,down,head"
         " (default: none)",
     ),
     Option(name="tokenizer", metavar="PATH", help="a tokenizer.json, or a folder with one, instead of the model's"),

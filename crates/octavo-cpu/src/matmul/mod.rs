@@ -3,7 +3,7 @@
 //! The arithmetic of one output, columns ascending:
 //! - 4-, 6- and 8-bit formats, for each group of 32: `dot` = exact integer sum of (code - zero) * activation code;
 //!   `t = dot * activation scale`, `f = fma(t, scale, f)`; formats with minima then `f = fma(minimum, activation scaled sum, f)`.
-//!   Of activations rounded twice, the product of what the first rounding leaves is computed the same way and added.
+//!   Of activations rounded twice, the product of what the first rounding leaves is computed the same way and added, last of all.
 //!   In Q4_K and int4 scales and minima are exact products; in Q6_K the 8-bit scale of a code belongs to the code.
 //! - the same formats and BF16 in chains, for each 32 columns: `e` = the products of the even ones, each fused, from 0;
 //!   `o` = those of the odd ones; `f = f + (e + o)`. Quantised weights are widened to bfloat16 first.

@@ -83,11 +83,15 @@ fn settings(seed: u64) -> Vec<SampleRow> {
 
 fn assert_equal(isa: Isa, sampler: &Sampler, logits: &[f32], row: &SampleRow, expected: &Result<Sampled, SampleError>) {
     let mut scratch = OwnedScratch::new(logits.len());
-    let maxima: Vec<f32> = logits.chunks(SPAN).map(|span| sampler.span_maximum(span)).collect();
-    for maxima in [&[], &maxima[..]] {
-        let found = sampler.sample(&mut logits.to_vec(), maxima, row, &mut scratch.borrow());
+    for maxima in [Vec::new(), maxima(sampler, logits)] {
+        let found = sampler.sample(&mut logits.to_vec(), &maxima, row, &mut scratch.borrow());
         assert_eq!(bits(&found), bits(expected), "{isa}, {} tokens, {row:?}", logits.len());
     }
+}
+
+/// Of each span, as whoever computes the logits finds them.
+fn maxima(sampler: &Sampler, logits: &[f32]) -> Vec<f32> {
+    logits.chunks(SPAN).map(|span| sampler.span_maximum(span)).collect()
 }
 
 /// Comparable bit for bit.
@@ -205,9 +209,11 @@ fn scores_equal_the_plain_ones() {
                     let row = ScoreRow { row: 0, token: token as u32, top };
                     let expected = sampling::score(&logits, &row);
                     for isa in Isa::supported() {
-                        let mut scratch = OwnedScratch::new(count);
-                        let found = Sampler::new(isa).score(&logits, &[], &row, &mut scratch.borrow());
-                        assert_eq!(found, expected, "{isa}, {shape:?}, {count} tokens, {row:?}");
+                        let (sampler, mut scratch) = (Sampler::new(isa), OwnedScratch::new(count));
+                        for maxima in [Vec::new(), maxima(&sampler, &logits)] {
+                            let found = sampler.score(&logits, &maxima, &row, &mut scratch.borrow());
+                            assert_eq!(found, expected, "{isa}, {shape:?}, {count} tokens, {row:?}");
+                        }
                     }
                 }
             }

@@ -131,7 +131,7 @@ fn activations_in_16_bits_agree_with_the_recorded_float32_run_along_its_tokens()
 }
 
 #[test]
-fn some_projections_in_16_bits_agree_better_than_none() {
+fn some_projections_in_16_bits_agree_with_the_recorded_float32_run_along_its_tokens() {
     let some = Projections::named(&["down", "head"]).unwrap();
     let options = CpuOptions { threads: Some(2), int16_activations: some, ..CpuOptions::default() };
     assert_agrees(CpuBackend::new(options).unwrap(), Bounds { divergence: 0.002, gap: 0.4 });
