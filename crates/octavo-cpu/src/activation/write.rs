@@ -150,26 +150,20 @@ unsafe fn finish_record(record: *mut Int8Record, scale: f32, first: i32, second:
     }
 }
 
+/// Writes what rounding leaves if it is the `REST`, else the values.
 #[inline(always)]
-unsafe fn write_int8<S: Simd, V: Source>(simd: S, source: V, columns: usize, to: *mut u8) {
+unsafe fn write_int8<S: Simd, V: Source, const REST: bool>(simd: S, source: V, columns: usize, to: *mut u8) {
     for group in 0..columns / ACTIVATION_GROUP {
         // SAFETY: the caller's: the row has `columns` values and as many records as groups.
         unsafe {
             let low = source.load(simd, group * ACTIVATION_GROUP, LANES);
             let high = source.load(simd, group * ACTIVATION_GROUP + LANES, LANES);
-            write_int8_group(simd, low, high, to.add(group * ROW_BLOCK * INT8_RECORD).cast());
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn write_rest<S: Simd, V: Source>(simd: S, source: V, columns: usize, to: *mut u8) {
-    for group in 0..columns / ACTIVATION_GROUP {
-        // SAFETY: as in `write_int8`.
-        unsafe {
-            let low = source.load(simd, group * ACTIVATION_GROUP, LANES);
-            let high = source.load(simd, group * ACTIVATION_GROUP + LANES, LANES);
-            write_rest_group(simd, low, high, to.add(group * ROW_BLOCK * INT8_RECORD).cast());
+            let record = to.add(group * ROW_BLOCK * INT8_RECORD).cast();
+            if REST {
+                write_rest_group(simd, low, high, record);
+            } else {
+                write_int8_group(simd, low, high, record);
+            }
         }
     }
 }
@@ -205,8 +199,7 @@ unsafe fn sum_of_squares<S: Simd>(simd: S, values: *const f32, len: usize) -> f3
 }
 
 simd_shells! {
-    fn select_int8[V: Source][V] = write_int8(source: V, columns: usize, to: *mut u8);
-    fn select_rest[V: Source][V] = write_rest(source: V, columns: usize, to: *mut u8);
+    fn select_int8[V: Source, const REST: bool][V, REST] = write_int8(source: V, columns: usize, to: *mut u8);
     fn select_bf16[V: Source][V] = write_bf16(source: V, columns: usize, to: *mut u8);
     fn select_f32[V: Source][V] = write_f32(source: V, columns: usize, to: *mut u8);
     fn select_sum_of_squares[][] = sum_of_squares(values: *const f32, len: usize) -> f32;
@@ -222,8 +215,8 @@ fn row_writers<V: Source>(isa: Isa) -> RowWriters<V> {
     Plane::ALL.map(|plane| match plane {
         Plane::F32 => select_f32(isa),
         Plane::Bf16 => select_bf16(isa),
-        Plane::Int8 => select_int8(isa),
-        Plane::Rest => select_rest(isa),
+        Plane::Int8 => select_int8::<V, false>(isa),
+        Plane::Rest => select_int8::<V, true>(isa),
     })
 }
 
