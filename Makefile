@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL := smollm2-135m
 WHEELS := target/wheels
+FAKECUDA := $(abspath target/fakecuda)
+CUDA_PYTHON := target/cuda-python
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml)
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
@@ -28,7 +30,7 @@ demo: $(VENV)/.release-wheel ## Build the release wheel, fetch a small model, an
 	$(BIN)/python examples/demo.py $(MODEL)
 
 .PHONY: test
-test: lint test-rust test-python ## Set up, lint, and run cargo test and pytest
+test: lint test-rust test-python test-cuda ## Set up, lint, and run cargo test and pytest
 
 .PHONY: lint
 lint: $(VENV)/.test-wheel ## Check formats, clippy, ruff, mypy and the stubs
@@ -49,12 +51,26 @@ test-rust: $(VENV)/.test-wheel pull ## Run cargo test
 
 .PHONY: test-python
 test-python: $(VENV)/.test-wheel pull ## Run pytest
-	$(BIN)/python -m pytest tests --ignore=tests/long
+	$(BIN)/python -m pytest tests --ignore=tests/long --ignore=tests/cuda
 
 .PHONY: test-long
 test-long: $(VENV)/.test-wheel pull ## Run the tests that are too slow for every change
 	cargo test --workspace --locked --features long-tests long::
 	$(BIN)/python -m pytest tests/long
+
+.PHONY: kernels
+kernels: $(VENV)/.nvrtc ## Compile the CUDA kernels for every architecture
+	$(BIN)/python kernels/build.py --nvrtc $(VENV)/nvrtc --nvrtc-ptx $(VENV)/nvrtc-ptx --nvdisasm $(VENV)/nvdisasm --check-sass
+
+# What is built with the kernels stays apart from what is built without: the test wheel has none.
+.PHONY: test-cuda
+test-cuda: kernels $(VENV)/.test-wheel pull ## Run the CUDA kernels and the whole engine on a driver that needs no GPU
+	tools/fakecuda.sh
+	LD_LIBRARY_PATH=$(FAKECUDA) cargo test --locked -p ptxsim -p fakecuda -p octavo-cuda --features octavo-cuda/kernels
+	cargo build --quiet --locked -p octavo-py --features octavo-py/cuda-kernels
+	rm -rf $(CUDA_PYTHON) && mkdir -p $(CUDA_PYTHON) && cp -r python/octavo $(CUDA_PYTHON)
+	install target/debug/lib_octavo.so $(CUDA_PYTHON)/octavo/_octavo.abi3.so
+	LD_LIBRARY_PATH=$(FAKECUDA) PYTHONPATH=$(CUDA_PYTHON) $(BIN)/python -m pytest tests/cuda
 
 .PHONY: test-aarch64
 test-aarch64: ## Run the backends' tests for 64-bit ARM in emulation
@@ -65,10 +81,10 @@ bench: pull ## Run the criterion benchmarks
 	cargo bench --package octavo-benches --locked
 
 .PHONY: wheel
-wheel: $(VENV)/.maturin pull ## Build the manylinux wheel and the sdist; try both in clean environments
+wheel: $(VENV)/.maturin kernels pull ## Build the manylinux wheel and the sdist; try both in clean environments
 	$(PIP) install 'ziglang>=0.13,<1'
 	rm -rf $(WHEELS)/manylinux
-	PATH="$(abspath $(BIN)):$$PATH" maturin build --release --locked --zig --compatibility manylinux_2_28 --out $(WHEELS)/manylinux
+	PATH="$(abspath $(BIN)):$$PATH" maturin build --release --locked --features cuda-kernels --zig --compatibility manylinux_2_28 --out $(WHEELS)/manylinux
 	$(BIN)/maturin sdist --out $(WHEELS)/manylinux
 	tools/check_wheel.sh $(BIN)/python $(WHEELS)/manylinux $(MODEL)
 
@@ -100,6 +116,13 @@ $(VENV)/.made:
 
 $(VENV)/.maturin: $(VENV)/.made Makefile
 	$(PIP) install 'maturin>=1.9,<2' 'wheel>=0.45,<1'
+	@touch $@
+
+# NVIDIA's compiler, a library that needs neither a GPU nor a driver; of an older line too, for the PTX that older drivers take.
+$(VENV)/.nvrtc: $(VENV)/.made Makefile
+	$(PIP) install --no-deps --upgrade --target $(VENV)/nvrtc nvidia-cuda-nvrtc-cu12==12.9.86
+	$(PIP) install --no-deps --upgrade --target $(VENV)/nvrtc-ptx nvidia-cuda-nvrtc-cu12==12.4.127
+	$(PIP) install --no-deps --upgrade --target $(VENV)/nvdisasm 'nvidia-cuda-nvdisasm==13.2.*'
 	@touch $@
 
 # The two wheels share .venv: installing one takes the other's stamp away.

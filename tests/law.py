@@ -4,7 +4,7 @@
 in one step for the whole prompt, without a prefix cache, in a pool that never runs short.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -78,6 +78,8 @@ class Law:
 
     models: Mapping[str, Path]
     """The checkpoint of each subject, by the subject's letter."""
+    judge: Callable[[RequestOutput, RequestOutput], list[str]] = field(default_factory=lambda: differences)
+    """In words, what makes an answer another one than the plain run's."""
     _plain: dict[str, LLM] = field(default_factory=dict)
     _alone: dict[str, list[RequestOutput]] = field(default_factory=dict)
     _doubts: dict[str, list[str]] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class Law:
             found.append("tokens were found in a prefix cache that is off")
         expected = self.alone(case)
         for answer in run.answers:
-            found += [f"prompt {answer.index}: {it}" for it in differences(answer.output, expected[answer.index])]
+            found += [f"prompt {answer.index}: {it}" for it in self.judge(answer.output, expected[answer.index])]
         return found + self._doubts_about_the_plain_run(case)
 
     def _doubts_about_the_plain_run(self, case: Case) -> list[str]:

@@ -112,6 +112,18 @@ SMOLLM2 = Subject(
     long_tokens=34,
     pool_tokens=2048,
 )
+# Only where there is a GPU, or the driver that stands for one: tests/cuda.
+CUDA = Subject(
+    name="the CUDA backend",
+    letter="G",
+    device="cuda",
+    block_size=16,
+    step_tokens=29,
+    prompts=TINY_PROMPTS,
+    max_tokens=6,
+    long_tokens=50,
+    pool_tokens=2048,
+)
 SUBJECTS = (CPU, REFERENCE, SMOLLM2)
 
 

@@ -35,6 +35,7 @@ class EngineOptions(TypedDict):
     kv_cache_dtype: Literal["auto", "bfloat16", "int8"]
     dtype: Literal["auto", "bfloat16"]
     int16_activations: list[str]
+    cuda_library_folders: list[str]
     enable_prefix_caching: bool
 
 @type_check_only
@@ -88,7 +89,19 @@ class MemoryNeeds(TypedDict):
     num_blocks: list[int]
     max_model_len: int
 
+@type_check_only
+class CudaFacts(TypedDict, total=False):
+    name: str
+    compute_capability: tuple[int, int]
+    memory: int
+    driver: tuple[int, int]
+    multiprocessors: int
+    cublaslt: str
+    missing: str
+    has_driver: bool
+
 def host() -> HostFacts: ...
+def probe_cuda(library_folders: list[str]) -> CudaFacts: ...
 def memory_plan(model: str | PathLike[str], *, device: str, options: EngineOptions) -> MemoryNeeds: ...
 
 @type_check_only
@@ -144,6 +157,8 @@ class Core:
     def bos_token_id(self) -> int | None: ...
     @property
     def eos_token_ids(self) -> list[int]: ...
+    @property
+    def device(self) -> Literal["cpu", "cuda", "reference"]: ...
     @property
     def threads(self) -> int: ...
     @property

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from octavo.chat_template import ChatOptions, ChatTemplate
+from octavo.devices import Device, chosen_device
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.messages import Conversation, Tool, checked_messages, iter_conversations
 from octavo.models import resolve
@@ -27,9 +28,8 @@ from octavo.sampling_params import SamplingParams
 from octavo.shown import shown
 
 if TYPE_CHECKING:
-    from octavo._octavo import Core, Tokenizer
+    from octavo._octavo import Core, EngineOptions, Tokenizer
 
-Device: TypeAlias = Literal["auto", "cpu", "reference"]
 Messages: TypeAlias = Conversation | Sequence[Conversation]
 
 
@@ -90,18 +90,9 @@ class LoadedModel:
             int16_activations=int16_activations,
             enable_prefix_caching=enable_prefix_caching,
         )
-        check_choice("device", device, "auto", "cpu", "reference")
-        if device == "reference" and kv_cache_dtype != "auto":
-            found = shown(kv_cache_dtype)
-            raise InvalidRequest(f"kv_cache_dtype: found {found}, expected 'auto': the reference keeps 32-bit floats")
-        if device == "reference" and dtype != "auto":
-            found = shown(dtype)
-            raise InvalidRequest(f"dtype: found {found}, expected 'auto': the reference computes in 32-bit floats")
-        if device == "reference" and int16_activations:
-            found = shown(int16_activations)
-            raise InvalidRequest(
-                f"int16_activations: found {found}, expected none: the reference computes in 32-bit floats"
-            )
+        check_choice("device", device, "auto", "cpu", "cuda", "reference")
+        device = chosen_device(device)
+        _check_device_options(device, options)
         check_choice("generation_config", generation_config, "auto", "octavo")
         if served_model_name is not None and not isinstance(served_model_name, str):
             raise InvalidRequest(f"served_model_name: found {shown(served_model_name)}, expected a text")
@@ -173,8 +164,13 @@ class LoadedModel:
         return self._core.max_model_len
 
     @property
+    def device(self) -> Literal["cpu", "cuda", "reference"]:
+        """Where it computes."""
+        return self._core.device
+
+    @property
     def threads(self) -> int:
-        """Threads that compute."""
+        """Threads of the host that compute."""
         return self._core.threads
 
     @property
@@ -286,3 +282,23 @@ class LoadedModel:
         """The spelling of the first id, for templates; empty where there is none."""
         known = [token for token in ids if token is not None]
         return (self.get_tokenizer().token(known[0]) or "") if known else ""
+
+
+def _check_device_options(device: str, options: EngineOptions) -> None:
+    """Refuse what a device cannot do."""
+    reasons = {
+        "reference": {
+            "kv_cache_dtype": (("auto",), "the reference keeps 32-bit floats"),
+            "dtype": (("auto",), "the reference computes in 32-bit floats"),
+            "int16_activations": (([],), "the reference computes in 32-bit floats"),
+        },
+        "cuda": {
+            "kv_cache_dtype": (("auto", "bfloat16"), "the device cuda keeps bfloat16"),
+            "int16_activations": (([],), "the device cuda computes in bfloat16"),
+        },
+    }
+    for name, (taken, reason) in reasons.get(device, {}).items():
+        found = cast("dict[str, object]", options)[name]
+        if found not in taken:
+            expected = "none" if taken == ([],) else " or ".join(map(repr, taken))
+            raise InvalidRequest(f"{name}: found {shown(found)}, expected {expected}: {reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Literal
 
+from octavo.devices import cuda_library_folders
 from octavo.errors import InvalidRequest
 from octavo.models import checked_path, expanded, resolve
 from octavo.shown import shown
@@ -101,6 +102,7 @@ def checked_engine_options(
         "kv_cache_dtype": kv_cache_dtype,
         "dtype": dtype,
         "int16_activations": _projections(int16_activations, dtype),
+        "cuda_library_folders": cuda_library_folders(),
         "enable_prefix_caching": _flag("enable_prefix_caching", enable_prefix_caching),
     }
 

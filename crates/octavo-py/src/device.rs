@@ -1,12 +1,13 @@
 //! From a checkpoint to a running engine, on the device that was asked for.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use octavo_backend::{
     Backend, BackendError, DecoderSpec, KvType, Reference, WeightFormat, WeightGroup, WeightId, WeightShape,
     WeightSource,
 };
 use octavo_cpu::{ActivationType, CpuBackend, CpuOptions, Projections, host};
+use octavo_cuda::{CudaBackend, CudaError, CudaOptions};
 use octavo_engine::{Engine, EngineConfig, EngineHandle, PrefixCaching};
 use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_plan};
 
@@ -15,6 +16,8 @@ use octavo_model::{Checkpoint, MemoryPlan, MemoryRequest, ModelError, memory_pla
 pub enum Device {
     /// The host's CPUs.
     Cpu,
+    /// The first NVIDIA GPU.
+    Cuda,
     /// The plain `f32` specification.
     Reference,
 }
@@ -37,6 +40,8 @@ pub struct Options {
     pub dtype: String,
     /// Some of [`Projections::NAMES`].
     pub int16_activations: Vec<String>,
+    /// Folders that may hold the libraries of CUDA.
+    pub cuda_library_folders: Vec<PathBuf>,
     pub enable_prefix_caching: bool,
 }
 
@@ -45,7 +50,7 @@ pub struct Started {
     pub handle: EngineHandle,
     pub memory: MemoryPlan,
     pub cost: TokenCost,
-    /// Threads that compute.
+    /// Threads of the host that compute.
     pub threads: usize,
 }
 
@@ -91,8 +96,11 @@ fn layer_weights(spec: &DecoderSpec) -> usize {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The caller asks for a device that is not there.
-    #[error("device: found {0:?}, expected auto, cpu or reference: this build has no other")]
+    #[error("device: found {0:?}, expected cpu, cuda or reference: this build has no other")]
     Device(String),
+    /// The GPU, or what it needs, is not there.
+    #[error("device cuda: {0}")]
+    Cuda(#[from] CudaError),
     /// The checkpoint, or the memory it would take.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -110,15 +118,25 @@ pub enum StartError {
 }
 
 impl Device {
-    /// The device called `name`; `auto` is the best one there is.
+    /// The device called `name`.
     ///
     /// # Errors
     /// A name that this build does not know.
     pub fn named(name: &str) -> Result<Device, StartError> {
         match name {
-            "auto" | "cpu" => Ok(Device::Cpu),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda),
             "reference" => Ok(Device::Reference),
             _ => Err(StartError::Device(name.to_owned())),
+        }
+    }
+
+    /// What callers call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+            Device::Reference => "reference",
         }
     }
 
@@ -137,10 +155,17 @@ impl Device {
             Device::Cpu => {
                 let backend = cpu(path, options)?;
                 let threads = backend.threads();
-                start(Placed { backend, threads, path, num_tokens }, checkpoint, options)
+                start(Placed { backend, threads, path, num_tokens, needs: needs_of_host(checkpoint) }, checkpoint, options)
+            }
+            Device::Cuda => {
+                let backend = cuda(options)?;
+                let threads = options.threads.unwrap_or_else(|| host::available_threads().count);
+                let needs = needs_of_gpu(&backend, checkpoint);
+                start(Placed { backend, threads, path, num_tokens, needs }, checkpoint, options)
             }
             Device::Reference => {
-                start(Placed { backend: Reference::exact(), threads: 1, path, num_tokens }, checkpoint, options)
+                let (backend, needs) = (Reference::exact(), needs_of_host(checkpoint));
+                start(Placed { backend, threads: 1, path, num_tokens, needs }, checkpoint, options)
             }
         }
     }
@@ -151,8 +176,12 @@ impl Device {
     /// Options that contradict the model or each other, or more than the memory limit.
     pub fn plan(self, path: &Path, checkpoint: &Checkpoint, options: &Options) -> Result<MemoryPlan, StartError> {
         let plan = match self {
-            Device::Cpu => plan(&cpu(path, options)?, checkpoint, options),
-            Device::Reference => plan(&Reference::exact(), checkpoint, options),
+            Device::Cpu => plan(&cpu(path, options)?, checkpoint, needs_of_host(checkpoint), options),
+            Device::Cuda => {
+                let backend = cuda(options)?;
+                plan(&backend, checkpoint, needs_of_gpu(&backend, checkpoint), options)
+            }
+            Device::Reference => plan(&Reference::exact(), checkpoint, needs_of_host(checkpoint), options),
         };
         plan.map_err(StartError::from)
     }
@@ -174,6 +203,26 @@ fn cpu(path: &Path, options: &Options) -> Result<CpuBackend, StartError> {
         .map_err(|reason| refused(path, reason))
 }
 
+fn cuda(options: &Options) -> Result<CudaBackend, CudaError> {
+    CudaBackend::new(&CudaOptions { device: 0, library_folders: options.cuda_library_folders.clone() })
+}
+
+/// What a model's weights take where they are computed with, and how much memory there is.
+#[derive(Debug, Clone, Copy)]
+struct Needs {
+    weight_bytes: usize,
+    memory_limit: usize,
+}
+
+fn needs_of_host(checkpoint: &Checkpoint) -> Needs {
+    Needs { weight_bytes: checkpoint.weight_bytes(), memory_limit: host::memory_limit() }
+}
+
+fn needs_of_gpu(backend: &CudaBackend, checkpoint: &Checkpoint) -> Needs {
+    let weight_bytes = CudaBackend::weight_bytes(&checkpoint.config().spec);
+    Needs { weight_bytes, memory_limit: backend.info().memory }
+}
+
 /// What projections make of their inputs, those named in `int16_activations` apart.
 fn activations(options: &Options) -> ActivationType {
     if options.dtype == "bfloat16" { ActivationType::Bf16 } else { ActivationType::Int8 }
@@ -189,7 +238,12 @@ fn refused(path: &Path, reason: BackendError) -> StartError {
     StartError::Backend { path: path.display().to_string(), reason }
 }
 
-fn plan<B: Backend>(backend: &B, checkpoint: &Checkpoint, options: &Options) -> Result<MemoryPlan, ModelError> {
+fn plan<B: Backend>(
+    backend: &B,
+    checkpoint: &Checkpoint,
+    needs: Needs,
+    options: &Options,
+) -> Result<MemoryPlan, ModelError> {
     let request = MemoryRequest {
         block_size: options.block_size,
         max_model_len: options.max_model_len,
@@ -197,9 +251,9 @@ fn plan<B: Backend>(backend: &B, checkpoint: &Checkpoint, options: &Options) -> 
         max_num_batched_tokens: options.max_num_batched_tokens,
         kv_cache_memory_bytes: options.kv_cache_memory_bytes,
         num_kv_blocks: options.num_kv_blocks,
-        memory_limit: host::memory_limit(),
+        memory_limit: needs.memory_limit,
     };
-    memory_plan(backend, checkpoint.config(), checkpoint.weight_bytes(), &request)
+    memory_plan(backend, checkpoint.config(), needs.weight_bytes, &request)
 }
 
 /// A backend, and the model that it is to run.
@@ -208,6 +262,7 @@ struct Placed<'a, B> {
     threads: usize,
     path: &'a Path,
     num_tokens: Option<usize>,
+    needs: Needs,
 }
 
 fn start<B: Backend>(
@@ -215,8 +270,8 @@ fn start<B: Backend>(
     checkpoint: &mut Checkpoint,
     options: &Options,
 ) -> Result<Started, StartError> {
-    let Placed { backend, threads, path, num_tokens } = placed;
-    let memory = plan(&backend, checkpoint, options)?;
+    let Placed { backend, threads, path, num_tokens, needs } = placed;
+    let memory = plan(&backend, checkpoint, needs, options)?;
     let mut model = checkpoint.config().clone();
     let head = &mut model.spec.head;
     head.num_tokens = num_tokens.unwrap_or(head.num_tokens).clamp(1, head.num_tokens);

@@ -36,6 +36,7 @@ pub struct Core {
     memory: MemoryPlan,
     cost: TokenCost,
     activations: ActivationType,
+    device: Device,
     threads: usize,
     /// Add to the engine's clock to get `time.monotonic`, in seconds.
     clock_offset: f64,
@@ -109,6 +110,7 @@ impl Core {
             memory,
             cost,
             activations: device::layer_activations(&options),
+            device,
             threads,
             process: std::process::id(),
         })
@@ -127,6 +129,7 @@ impl Core {
         prompts: Vec<Vec<u32>>,
         params: Vec<RequestParams>,
     ) -> PyResult<Vec<(u64, u64)>> {
+        params.iter().enumerate().try_for_each(|(index, params)| self.check_device(index, params))?;
         py.detach(|| {
             let mut known = Vec::new();
             let readers: Vec<Pending> =
@@ -269,7 +272,13 @@ impl Core {
         self.config.eos_token_ids.clone()
     }
 
-    /// Threads that compute.
+    /// Where it computes: `cpu`, `cuda` or `reference`.
+    #[getter]
+    fn device(&self) -> &'static str {
+        self.device.name()
+    }
+
+    /// Threads of the host that compute.
     #[getter]
     fn threads(&self) -> usize {
         self.threads
@@ -323,6 +332,24 @@ impl Core {
 }
 
 impl Core {
+    /// Refuses what the device does not have.
+    fn check_device(&self, index: usize, params: &RequestParams) -> PyResult<()> {
+        let penalties = [
+            ("presence_penalty", params.presence_penalty, 0.0),
+            ("frequency_penalty", params.frequency_penalty, 0.0),
+            ("repetition_penalty", params.repetition_penalty, 1.0),
+        ];
+        let beam = params.beam.map(|(width, _)| ("beam_width", width.to_string(), "no beam search".to_owned()));
+        let penalty = penalties.into_iter().find(|(_, found, none)| found != none);
+        let penalty = penalty.map(|(field, found, none)| (field, decimal(found).to_string(), decimal(none).to_string()));
+        match (self.device, beam.or(penalty)) {
+            (Device::Cuda, Some((field, found, expected))) => Err(errors::InvalidRequest::new_err(format!(
+                "prompt {index}: {field}: found {found}, expected {expected}: the device cuda does not have it yet"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// `known` has the stop strings of the prompts before, for those that have the same.
     fn reader(&self, params: &RequestParams, prompt: &[u32], known: &mut Vec<KnownStops>) -> Pending {
         let control = if params.skip_special_tokens { ControlTokensIn::Skipped } else { ControlTokensIn::Kept };

@@ -7,6 +7,7 @@ use octavo_cpu::{
     isa::Isa,
     limits::{self, ReadBuffer},
 };
+use octavo_cuda::{CudaError, CudaOptions, probe_with};
 use octavo_model::Checkpoint;
 use pyo3::{exceptions::PyMemoryError, prelude::*, types::PyDict};
 
@@ -32,6 +33,27 @@ pub fn host_facts(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("nodes", threads.nodes)?;
     dict.set_item("cores", threads.cores)?;
     dict.set_item("memory_limit", host::memory_limit())?;
+    Ok(dict)
+}
+
+/// The first NVIDIA GPU, or what is missing to compute on it and whether there is a driver at all.
+#[pyfunction]
+pub fn probe_cuda(py: Python<'_>, library_folders: Vec<PathBuf>) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    match py.detach(|| probe_with(&CudaOptions { device: 0, library_folders })) {
+        Ok(info) => {
+            dict.set_item("name", info.name)?;
+            dict.set_item("compute_capability", info.compute_capability)?;
+            dict.set_item("memory", info.memory)?;
+            dict.set_item("driver", info.driver)?;
+            dict.set_item("multiprocessors", info.multiprocessors)?;
+            dict.set_item("cublaslt", info.cublaslt)?;
+        }
+        Err(error) => {
+            dict.set_item("missing", error.to_string())?;
+            dict.set_item("has_driver", !matches!(error, CudaError::NoDriver { .. }))?;
+        }
+    }
     Ok(dict)
 }
 

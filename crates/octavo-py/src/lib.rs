@@ -44,7 +44,7 @@ mod _octavo {
         engine::Core,
         export::{export_model, export_tokenizer},
         grammar_class::GrammarClass,
-        host::{host_facts, measure_dot_peak, measure_read_bandwidth, memory_plan},
+        host::{host_facts, measure_dot_peak, measure_read_bandwidth, memory_plan, probe_cuda},
         inbox::{Delta, InboxClass, StoryClass},
         sampling::draw_many,
         tokenizer_class::TokenizerClass,

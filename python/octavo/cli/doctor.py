@@ -7,6 +7,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.options import add_engine_options, engine_settings
+from octavo.devices import Gpu, NoGpu, chosen_device
 from octavo.models import BUNDLED, bundled_path, hub_cache, octavo_home
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _findings(host: Host, processor: Processor) -> Iterator[tuple[str, str]]:
     from octavo import __version__
+    from octavo.devices import probe_cuda
 
     yield "version", f"octavo {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield "processor", f"{processor.name}: {' '.join(processor.flags) or 'no feature that kernels use'}"
@@ -49,13 +51,24 @@ def _findings(host: Host, processor: Processor) -> Iterator[tuple[str, str]]:
         reason += f" on one of {host.nodes} NUMA nodes"
     yield "threads", f"{host.threads} ({reason})"
     yield "memory limit", _mib(host.memory_limit)
-    yield "GPU", "none: this build computes on the CPU only"
+    yield "GPU", _gpu_finding(probe_cuda())
     yield "OCTAVO_HOME", str(octavo_home())
     for name in BUNDLED:
         path = bundled_path(name)
         yield f"  {name}", str(path) if path.is_file() else f"not there: octavo pull {name}"
     cache = hub_cache()
     yield "hub cache", str(cache) if cache.is_dir() else f"{cache} (not there)"
+
+
+def _gpu_finding(found: Gpu | NoGpu) -> str:
+    if isinstance(found, Gpu):
+        version = ".".join(map(str, found.driver))
+        capability = ".".join(map(str, found.compute_capability))
+        return (
+            f"{found.name}, {_mib(found.memory)}, compute capability {capability}; "
+            f"the driver knows CUDA {version}; {found.cublaslt}"
+        )
+    return f"none that octavo can use: {found.missing}"
 
 
 def _plan(model: str, settings: dict[str, Any]) -> MemoryPlan:
@@ -68,7 +81,7 @@ def _plan(model: str, settings: dict[str, Any]) -> MemoryPlan:
     names = inspect.signature(checked_engine_options).parameters
     options = {name: settings.get(name, signature[name].default) for name in names}
     device = settings.get("device", signature["device"].default)
-    return memory_plan(model, device=device, options=checked_engine_options(**options))
+    return memory_plan(model, device=chosen_device(device), options=checked_engine_options(**options))
 
 
 def _plan_lines(plan: MemoryPlan) -> Iterator[tuple[str, str]]:

@@ -99,7 +99,7 @@ class Option:
 
 
 ENGINE_OPTIONS = (
-    Option(name="device", choices=("auto", "cpu", "reference"), help="where to compute (default: auto)"),
+    Option(name="device", choices=("auto", "cpu", "cuda", "reference"), help="where to compute (default: auto)"),
     Option(name="threads", kind=WHOLE, metavar="N", help="worker threads (default: cores of one NUMA node)"),
     Option(
         name="max_model_len", kind=COUNT, metavar="TOKENS", help="longest prompt plus answer (default: the model's)"
