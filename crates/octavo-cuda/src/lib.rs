@@ -1,0 +1,4 @@
+//! An NVIDIA GPU as a backend.
+
+pub mod entries;
+pub mod int4;

@@ -1,0 +1,5 @@
+//! The kernels' own PTX on a simulated device.
+
+mod device;
+mod int4;
+mod sampling;
