@@ -157,7 +157,7 @@ DEVICE void ldmatrix_x4(uint32_t (&tiles)[4], const void* row) {
                : "r"(shared_address(row))
                : "memory");
 }
-// Two tiles; lanes 0..16 give the addresses, the others' are not used.
+// Two tiles; lanes 0 to 15 give the addresses, the others' are not used.
 DEVICE void ldmatrix_x2(uint32_t (&tiles)[2], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(tiles[0]), "=r"(tiles[1])
