@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the CUDA driver for machines without a GPU and links it to the names that programs load, in target/fakecuda:
-#   tools/fakecuda.sh && LD_LIBRARY_PATH=target/fakecuda cargo test -p octavo-cuda --features kernels
+#   tools/fakecuda.sh && LD_LIBRARY_PATH=$PWD/target/fakecuda cargo test -p octavo-cuda --features kernels
 # Links, not copies: the loader takes two copies for two libraries, and each would have a device of its own.
 set -eu
 cd "$(dirname "$0")/.."

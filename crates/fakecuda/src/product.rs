@@ -60,7 +60,7 @@ impl Product {
         let rows = &rows;
         std::thread::scope(|scope| {
             for (index, sums) in sums.chunks_mut(share * self.rows.max(1)).enumerate() {
-                let work = move || self.part(weights, rows, index * share, sums);
+                let mut work = move || self.part(weights, rows, index * share, sums);
                 if threads == 1 {
                     work();
                 } else {

@@ -236,6 +236,9 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above; nothing is written through it.
 unsafe impl Sync for Kernel {}
 
+/// Arguments that a kernel has at most.
+const MOST_ARGUMENTS: usize = 16;
+
 /// The extent of a launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
@@ -254,17 +257,26 @@ impl Kernel {
     /// The driver's, or the failure of something queued before.
     ///
     /// # Safety
-    /// The arguments point to values of the types that the kernel has, in its order, and what the kernel does with them is
-    /// within what they point to.
-    pub unsafe fn launch(&self, extent: Extent, arguments: &mut [*mut c_void]) -> Result<(), CudaError> {
+    /// The arguments are values of the types that the kernel has, in its order, each in the first bytes of its word; what the
+    /// kernel reads and writes through them is there.
+    ///
+    /// # Panics
+    /// If there are more arguments than any kernel has.
+    pub unsafe fn launch(&self, extent: Extent, arguments: &[u64]) -> Result<(), CudaError> {
         if extent.grid.contains(&0) {
             return Ok(());
+        }
+        let mut addresses = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
+        assert!(arguments.len() <= MOST_ARGUMENTS, "{} arguments for {}", arguments.len(), self.name);
+        for (address, argument) in addresses.iter_mut().zip(arguments) {
+            // Only read from, while the launch is queued.
+            *address = std::ptr::from_ref(argument).cast_mut().cast();
         }
         let [x, y, z] = extent.grid.map(|blocks| blocks as u32);
         let stream = self.module.device.stream();
         let (block, shared) = ((extent.block as u32, 1, 1), extent.shared_bytes as u32);
         // SAFETY: by the contract.
-        unsafe { result::launch_kernel(self.raw, (x, y, z), block, shared, stream, arguments) }
+        unsafe { result::launch_kernel(self.raw, (x, y, z), block, shared, stream, &mut addresses) }
             .map_err(|error| CudaError::driver(format!("launching kernel {}", self.name), error))
     }
 }

@@ -4,7 +4,7 @@
 //! named there; each function asserts that its slices are as long as the launch makes the kernel read and write. What the
 //! values in integer slices address is checked when a step is prepared.
 
-use std::{ffi::c_void, sync::Arc};
+use std::sync::Arc;
 
 use half::bf16;
 
@@ -13,13 +13,43 @@ use crate::{
     error::CudaError,
 };
 
-/// The arguments of a launch: the addresses of values that live until the launch is queued.
+/// The arguments of a launch.
 macro_rules! arguments {
     ($($argument:expr),* $(,)?) => {
-        &mut [$(std::ptr::from_ref(&$argument).cast_mut().cast::<c_void>()),*]
+        &[$($crate::kernels::Argument::word($argument)),*]
     };
 }
 pub(crate) use arguments;
+
+/// A value that a kernel takes.
+pub trait Argument {
+    /// The value in the first bytes of a word.
+    fn word(self) -> u64;
+}
+
+impl Argument for u64 {
+    fn word(self) -> u64 {
+        self
+    }
+}
+
+impl Argument for i64 {
+    fn word(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Argument for i32 {
+    fn word(self) -> u64 {
+        u64::from(self as u32)
+    }
+}
+
+impl Argument for f32 {
+    fn word(self) -> u64 {
+        u64::from(self.to_bits())
+    }
+}
 
 /// A size as kernels take it. Plans refuse what would not fit.
 pub(crate) fn int(size: usize) -> i32 {

@@ -43,7 +43,6 @@ pub struct CudaPlan {
     /// What the slices lie in.
     _cache: Arena,
     _work: Arena,
-    pub(crate) device: Arc<Device>,
 }
 
 /// What a layer uses beside its weights.
@@ -292,7 +291,6 @@ impl CudaPlan {
             download: Download::new(device, download)?,
             _cache: cache,
             _work: work,
-            device: device.clone(),
         })
     }
 

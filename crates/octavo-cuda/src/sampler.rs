@@ -2,7 +2,7 @@
 //!
 //! SAFETY of the launches: as in [`crate::kernels`].
 
-use std::{ffi::c_void, sync::Arc};
+use std::sync::Arc;
 
 use octavo_backend::{SampleError, SampleRow, Sampled, ScoreRow, StepInputs, TokenLogprobs, sampling};
 

@@ -1,5 +1,5 @@
 //! The fake driver under cudarc. `tools/fakecuda.sh`, then
-//! `LD_LIBRARY_PATH=target/fakecuda cargo test -p octavo-cuda --features kernels`.
+//! `LD_LIBRARY_PATH=$PWD/target/fakecuda cargo test -p octavo-cuda --features kernels`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use octavo_cuda::{
 
 fn device() -> Arc<Device> {
     let device = Device::open(&CudaOptions::default()).unwrap_or_else(|error| {
-        panic!("{error}; these tests need the fake driver: run tools/fakecuda.sh and set LD_LIBRARY_PATH=target/fakecuda")
+        panic!("{error}; these tests need the fake driver: run tools/fakecuda.sh and set LD_LIBRARY_PATH=$PWD/target/fakecuda")
     });
     assert_eq!(device.info().name, "octavo fake GPU", "these tests need the fake driver, not a GPU's");
     device
@@ -142,9 +142,6 @@ fn launches_that_a_gpu_would_refuse_are_refused() {
     let module = device.load("pointwise").unwrap();
     assert!(matches!(module.kernel("no_such_kernel", 0), Err(CudaError::NoKernel { module: "pointwise", .. })));
     let kernel = module.kernel("gather_rows", 0).unwrap();
-    let mut zeros = [0u64; 4];
-    let start = zeros.as_mut_ptr();
-    let mut arguments: Vec<_> = (0..4).map(|i| start.wrapping_add(i).cast()).collect();
     let extents = [
         Extent { grid: [1, 1, 1], block: 256, shared_bytes: 0 },
         Extent { grid: [1, 70_000, 1], block: 128, shared_bytes: 0 },
@@ -152,7 +149,7 @@ fn launches_that_a_gpu_would_refuse_are_refused() {
     ];
     for extent in extents {
         // SAFETY: the launch is refused before anything is read.
-        let error = unsafe { kernel.launch(extent, &mut arguments) }.unwrap_err().to_string();
+        let error = unsafe { kernel.launch(extent, &[0; 4]) }.unwrap_err().to_string();
         assert!(error.contains("gather_rows") && error.contains("CUDA_ERROR_INVALID_VALUE"), "{extent:?}: {error}");
     }
 }

@@ -19,7 +19,7 @@ fn values<T: Plain>(device: &Arc<Device>, values: &[T]) -> (DeviceMemory, Slice<
 #[test]
 fn a_fault_in_a_kernel_fails_the_synchronisation_and_all_after_it_and_is_named() {
     let device = Device::open(&CudaOptions::default()).unwrap_or_else(|error| {
-        panic!("{error}; this test needs the fake driver: run tools/fakecuda.sh and set LD_LIBRARY_PATH=target/fakecuda")
+        panic!("{error}; this test needs the fake driver: run tools/fakecuda.sh and set LD_LIBRARY_PATH=$PWD/target/fakecuda")
     });
     let kernels = Kernels::new(&device).unwrap();
     let (_table, table) = values(&device, &[bf16::ONE; 4 * 8]);
