@@ -220,9 +220,8 @@ unsafe fn product_of(
     factor: f32,
 ) -> Result<Product, Status> {
     // SAFETY: by the contract.
-    let (descriptor, [a, b, c, d]) = unsafe {
-        (*descriptor.cast::<Descriptor>(), layouts.map(|layout| *layout.cast::<MatrixLayout>()))
-    };
+    let (descriptor, [a, b, c, d]) =
+        unsafe { (*descriptor.cast::<Descriptor>(), layouts.map(|layout| *layout.cast::<MatrixLayout>())) };
     let kinds = [a.kind, b.kind, c.kind, d.kind];
     if kinds != [R_16BF, R_16BF, R_32F, R_32F] || descriptor.is_transposed != [true, false] {
         return Err(NOT_SUPPORTED);

@@ -34,7 +34,8 @@ const LANES: usize = 16;
 impl Product {
     /// Bytes of the weights, of the input, of the output.
     pub fn bytes(&self) -> [usize; 3] {
-        let extent = |rows: usize, stride: usize, columns: usize| if rows == 0 { 0 } else { (rows - 1) * stride + columns };
+        let extent =
+            |rows: usize, stride: usize, columns: usize| if rows == 0 { 0 } else { (rows - 1) * stride + columns };
         [
             2 * extent(self.outputs, self.weight_stride, self.inputs),
             2 * extent(self.rows, self.input_stride, self.inputs),

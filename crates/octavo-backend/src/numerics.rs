@@ -120,18 +120,29 @@ pub enum WeightRounding {
     None,
     /// To bfloat16, to nearest, ties to even: the embedding and the head, and all other matrices but those with 4-bit
     /// codes of AWQ and GPTQ. From then on they count as matrices with bfloat16 weights.
-    Bf16,
+    Bf16 {
+        /// Codes are left as they are in stacks of one format that are a multiple of so many columns wide.
+        int4_columns: usize,
+    },
 }
 
 impl WeightRounding {
     /// The matrices of one place as they are multiplied.
     pub fn apply(self, id: WeightId, parts: Vec<Matrix<'_>>) -> Vec<Matrix<'static>> {
-        let is_table = matches!(id, WeightId::Embedding | WeightId::Head);
-        let round = |part: Matrix<'_>| match self {
-            WeightRounding::Bf16 if is_table || !part.data.format.is_int4() => part.to_bf16(),
-            _ => part.into_owned(),
+        let is_rounded = match self {
+            WeightRounding::None => false,
+            WeightRounding::Bf16 { int4_columns } => {
+                let format = parts.first().map(|first| first.data.format);
+                let is_table = matches!(id, WeightId::Embedding | WeightId::Head);
+                let is_kept = |part: &Matrix<'_>| {
+                    part.data.format.is_int4()
+                        && part.columns.is_multiple_of(int4_columns)
+                        && Some(part.data.format) == format
+                };
+                is_table || !parts.iter().all(is_kept)
+            }
         };
-        parts.into_iter().map(round).collect()
+        parts.into_iter().map(|part| if is_rounded { part.to_bf16() } else { part.into_owned() }).collect()
     }
 }
 
@@ -272,22 +283,27 @@ mod tests {
     use crate::{WeightData, WeightFormat};
 
     #[test]
-    fn rounded_weights_are_bfloat16_except_int4_codes_outside_of_tables() {
+    fn rounded_weights_are_bfloat16_except_stacks_of_int4_codes_outside_of_tables() {
         let matrix = |format, bytes: Vec<u8>, columns| Matrix {
             rows: 1,
             columns,
             data: WeightData { format, bytes: bytes.into() },
         };
         let dense = || matrix(WeightFormat::F32, [1.0f32, 1.001, -3.3e-5].map(f32::to_le_bytes).concat(), 3);
-        let codes = || matrix(WeightFormat::Int4Group32, [&[0, 0x3c, 0][..], &[0x21; 16]].concat(), 32);
-        let formats = |rounding: WeightRounding, id| {
-            rounding.apply(id, vec![dense(), codes()]).into_iter().map(|part| part.data.format).collect::<Vec<_>>()
+        let codes = |groups: usize| {
+            matrix(WeightFormat::Int4Group32, [&[0, 0x3c, 0][..], &[0x21; 16]].concat().repeat(groups), 32 * groups)
+        };
+        let formats = |rounding: WeightRounding, id, parts: Vec<Matrix<'static>>| {
+            rounding.apply(id, parts).into_iter().map(|part| part.data.format).collect::<Vec<_>>()
         };
         use WeightFormat::{Bf16, F32, Int4Group32};
-        assert_eq!(formats(WeightRounding::None, WeightId::Embedding), [F32, Int4Group32]);
-        assert_eq!(formats(WeightRounding::Bf16, WeightId::Qkv(0)), [Bf16, Int4Group32]);
-        assert_eq!(formats(WeightRounding::Bf16, WeightId::Head), [Bf16, Bf16]);
-        let rounded = &WeightRounding::Bf16.apply(WeightId::Down(0), vec![dense()])[0];
+        let rounding = WeightRounding::Bf16 { int4_columns: 64 };
+        assert_eq!(formats(WeightRounding::None, WeightId::Embedding, vec![dense(), codes(1)]), [F32, Int4Group32]);
+        assert_eq!(formats(rounding, WeightId::Qkv(0), vec![codes(2), codes(4)]), [Int4Group32; 2]);
+        assert_eq!(formats(rounding, WeightId::Qkv(0), vec![codes(2), dense()]), [Bf16; 2], "formats are mixed");
+        assert_eq!(formats(rounding, WeightId::Down(0), vec![codes(3)]), [Bf16], "96 columns");
+        assert_eq!(formats(rounding, WeightId::Head, vec![codes(2)]), [Bf16]);
+        let rounded = &rounding.apply(WeightId::Down(0), vec![dense()])[0];
         let mut values = [0.0; 3];
         rounded.dequantize_row(0, &mut values);
         assert_eq!(values, [1.0f32, 1.001, -3.3e-5].map(|value| bf16::from_f32(value).to_f32()));

@@ -11,6 +11,7 @@ use crate::{
     cublaslt::CublasLt,
     device::Device,
     error::CudaError,
+    int4,
     kernels::Kernels,
     plan::CudaPlan,
     probe::{CudaOptions, DeviceInfo},
@@ -76,7 +77,7 @@ impl Backend for CudaBackend {
             quantized_input: InputRounding::Bf16,
             bf16_input: InputRounding::Bf16,
             kv: KvType::Bf16,
-            weights: WeightRounding::Bf16,
+            weights: WeightRounding::Bf16 { int4_columns: int4::COLUMNS },
             sums: Sums::Free,
         }
     }

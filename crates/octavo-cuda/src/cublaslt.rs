@@ -150,16 +150,17 @@ impl CublasLt {
     /// # Errors
     /// [`CudaError::NoCublasLt`] with all places.
     pub fn find(folders: &[PathBuf], driver: (u32, u32)) -> Result<(Library, String), CudaError> {
-        let names = if driver.0 >= 13 { &["libcublasLt.so.13", "libcublasLt.so.12"][..] } else { &["libcublasLt.so.12"] };
+        let names =
+            if driver.0 >= 13 { &["libcublasLt.so.13", "libcublasLt.so.12"][..] } else { &["libcublasLt.so.12"] };
         let in_folders = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         let by_loader = names.iter().map(PathBuf::from);
         let mut looked = Vec::new();
         for path in in_folders.chain(by_loader) {
             // SAFETY: loading NVIDIA's library runs its own initialisers.
-            if let Ok(library) = unsafe { Library::new(&path) } {
-                if Functions::of(&library).is_ok() {
-                    return Ok((library, path.display().to_string()));
-                }
+            if let Ok(library) = unsafe { Library::new(&path) }
+                && Functions::of(&library).is_ok()
+            {
+                return Ok((library, path.display().to_string()));
             }
             looked.push(path_words(&path));
         }
@@ -172,8 +173,8 @@ impl CublasLt {
     /// The library is missing or refuses; memory that cannot be had.
     pub fn new(device: &Arc<Device>, folders: &[PathBuf]) -> Result<CublasLt, CudaError> {
         let (library, path) = CublasLt::find(folders, device.info().driver)?;
-        let functions =
-            Functions::of(&library).map_err(|error| CudaError::NoCublasLt { looked: vec![format!("{path}: {error}")] })?;
+        let functions = Functions::of(&library)
+            .map_err(|error| CudaError::NoCublasLt { looked: vec![format!("{path}: {error}")] })?;
         device.bind()?;
         let workspace = DeviceMemory::new(device, "work memory of matrix products", WORKSPACE_BYTES)?;
         let mut found = CublasLt {

@@ -205,8 +205,9 @@ impl Module {
         if shared_bytes > DEFAULT_SHARED_BYTES {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function exists.
-            unsafe { result::function::set_function_attribute(raw, attribute, shared_bytes as i32) }
-                .map_err(|error| CudaError::driver(format!("{shared_bytes} bytes of shared memory for {name}"), error))?;
+            unsafe { result::function::set_function_attribute(raw, attribute, shared_bytes as i32) }.map_err(
+                |error| CudaError::driver(format!("{shared_bytes} bytes of shared memory for {name}"), error),
+            )?;
         }
         Ok(Kernel { raw, name: name.to_owned(), module: self.clone() })
     }

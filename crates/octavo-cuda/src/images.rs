@@ -58,8 +58,7 @@ mod tests {
     fn chosen(compute_capability: (u32, u32), is_integrated: bool) -> Option<&'static str> {
         let image = |architecture| Image { module: "attention", architecture, bytes: b"image" };
         let other = Image { module: "sampling", architecture: Some("sm_120"), bytes: b"image" };
-        let images =
-            [None, Some("sm_80"), Some("sm_86"), Some("sm_90"), Some("sm_90a"), Some("sm_120")].map(image);
+        let images = [None, Some("sm_80"), Some("sm_86"), Some("sm_90"), Some("sm_90a"), Some("sm_120")].map(image);
         let images = [&images[..], &[other]].concat();
         let device = DeviceInfo {
             name: String::new(),

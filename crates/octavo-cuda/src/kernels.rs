@@ -151,7 +151,13 @@ impl Kernels {
     ///
     /// # Errors
     /// The driver's.
-    pub fn embed(&self, hidden: Slice<f32>, table: Slice<bf16>, tokens: Slice<i32>, scale: f32) -> Result<(), CudaError> {
+    pub fn embed(
+        &self,
+        hidden: Slice<f32>,
+        table: Slice<bf16>,
+        tokens: Slice<i32>,
+        scale: f32,
+    ) -> Result<(), CudaError> {
         let rows = tokens.len;
         let width = hidden.len / rows.max(1);
         assert!(hidden.len == rows * width && width.is_multiple_of(8) && table.len >= width);

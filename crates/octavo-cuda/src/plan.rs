@@ -3,9 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use half::bf16;
-use octavo_backend::{
-    BackendError, DecoderSpec, Footprint, KvGeometry, MlpSpec, RopeSpec, StepLimits, WeightSource,
-};
+use octavo_backend::{BackendError, DecoderSpec, Footprint, KvGeometry, MlpSpec, RopeSpec, StepLimits, WeightSource};
 
 use crate::{
     arena::{Arena, Layout, Place},
@@ -155,7 +153,8 @@ impl Places {
         let heads = rows * most(spec, |layer| layer.attention.num_heads * layer.attention.head_size);
         let widest = most(spec, |layer| layer.attention.qkv_rows().max(2 * intermediate_size(&layer.mlp)));
         let chunks = limits.max_positions.div_ceil(CHUNK).max(1);
-        let num_partials = if spec.layers.is_empty() { 0 } else { (limits.max_spans * chunks).min(PARTIALS).max(chunks) };
+        let num_partials =
+            if spec.layers.is_empty() { 0 } else { (limits.max_spans * chunks).min(PARTIALS).max(chunks) };
         let partials = num_partials * most(spec, |layer| layer.attention.num_heads);
         let partial_out = num_partials * most(spec, |layer| layer.attention.num_heads * layer.attention.head_size);
         let mut angles: Vec<(RopeSpec, Place<f32>)> = Vec::new();

@@ -96,13 +96,7 @@ impl Products {
     ///
     /// # Errors
     /// The library's.
-    pub fn dense(
-        &self,
-        dense: &Dense,
-        input: Slice<bf16>,
-        output: DenseOutput,
-        rows: usize,
-    ) -> Result<(), CudaError> {
+    pub fn dense(&self, dense: &Dense, input: Slice<bf16>, output: DenseOutput, rows: usize) -> Result<(), CudaError> {
         let Dense { weights, outputs, inputs } = *dense;
         let DenseOutput { sums: output, stride, factor } = output;
         let product = Product { weights, input, output, outputs, inputs, stride, rows, factor };

@@ -199,12 +199,5 @@ fn int4(pieces: &mut Pieces, packed: &Int4Matrix) -> Result<Int4Weights, CudaErr
     pieces.device.write(codes, &packed.codes)?;
     pieces.device.write(scales, &packed.scales)?;
     pieces.device.write(zeros, &packed.zeros)?;
-    Ok(Int4Weights {
-        codes,
-        scales,
-        zeros,
-        group: packed.group,
-        outputs: packed.rows,
-        inputs: packed.columns,
-    })
+    Ok(Int4Weights { codes, scales, zeros, group: packed.group, outputs: packed.rows, inputs: packed.columns })
 }

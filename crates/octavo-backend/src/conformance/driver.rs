@@ -2,7 +2,8 @@
 
 use super::TinyModel;
 use crate::{
-    Backend, BackendError, GroupInputs, Numerics, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits, StepResult,
+    Backend, BackendError, GroupInputs, Numerics, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits,
+    StepResult,
 };
 
 /// Rows that one step of a [`Driver`] may have.

@@ -4,8 +4,8 @@ use super::agreement::{assert_same_draws, assert_same_rows};
 use super::driver::{Driver, Feed, Rows, Tolerance, assert_close};
 use super::{TinyModel, TinyShape};
 use crate::{
-    Backend, BackendError, BlockCopy, InputRounding, KvType, Numerics, Reference, SampleError, SampleRow,
-    Sampled, WeightFormat, WeightRounding,
+    Backend, BackendError, BlockCopy, InputRounding, KvType, Numerics, Reference, SampleError, SampleRow, Sampled,
+    Sums, WeightFormat, WeightRounding,
 };
 
 const TABLE: [u32; 8] = [5, 11, 0, 7, 2, 9, 4, 10];
@@ -44,6 +44,8 @@ fn tolerance(numerics: Numerics, format: WeightFormat) -> Tolerance {
         (InputRounding::None, KvType::F32) => Tolerance { most: 1e-4, mean: 1e-5 },
         (InputRounding::None, KvType::Bf16) => Tolerance { most: 1e-2, mean: 1e-3 },
         (InputRounding::None, KvType::Int8) => Tolerance { most: 2e-2, mean: 2e-3 },
+        // So can one of a projection's output that is summed in another order, in every layer's input.
+        (InputRounding::Bf16, _) if numerics.sums == Sums::Free => Tolerance { most: 5e-2, mean: 5e-3 },
         // A quantum of a cached code, too, can fall the other way.
         (InputRounding::Bf16 | InputRounding::Bf16Chains, KvType::Int8) => Tolerance { most: 0.1, mean: 8e-3 },
         (InputRounding::Bf16 | InputRounding::Bf16Chains, _) => Tolerance { most: 5e-2, mean: 3e-3 },

@@ -7,7 +7,8 @@ mod operations;
 
 use crate::{
     AttentionSpec, Backend, BackendError, DecoderSpec, Footprint, GroupInputs, KvGeometry, LayerSpec, Matrix, MlpSpec,
-    Numerics, SpanInput, StepInputs, StepLimits, StepResult, WeightId, WeightRounding, WeightSource, numerics, sampling,
+    Numerics, SpanInput, StepInputs, StepLimits, StepResult, WeightId, WeightRounding, WeightSource, numerics,
+    sampling,
 };
 use operations::{attend, matmul, rotate, silu};
 
