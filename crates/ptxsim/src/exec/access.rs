@@ -95,13 +95,8 @@ fn load_from(
             }
         }
         Space::Shared => {
-            machine.shared.begin_instruction();
-            for lane in lanes(mask) {
-                let address = addresses[lane];
-                machine.shared.check(kind, address, bytes).map_err(|kind| trouble(lane, kind))?;
-                let read = machine.shared.read(&warp.clock, lane, address as u32, bytes);
-                read.map_err(|kind| trouble(lane, kind))?;
-            }
+            machine.shared.check(kind, mask, addresses, bytes)?;
+            machine.shared.read(&warp.clock, mask, addresses, bytes)?;
             count_shared(machine, mask, addresses, bytes);
             gather(&mut warp.registers, access, &machine.shared.data, &Part::whole(mask, addresses));
         }
@@ -179,21 +174,17 @@ fn store_shared(
 ) -> Outcome {
     let element = access.element as usize;
     let bytes = access.element * access.registers.len() as u32;
+    machine.shared.check(AccessKind::Store, mask, addresses, bytes)?;
     machine.shared.begin_instruction();
     for lane in lanes(mask) {
-        let address = addresses[lane];
-        machine.shared.check(AccessKind::Store, address, bytes).map_err(|kind| trouble(lane, kind))?;
         let mut values = [0; 32];
         for (index, slot) in access.registers.iter().enumerate() {
-            let value = if access.double {
-                warp.registers.double(*slot)[lane]
-            } else {
-                u64::from(warp.registers.word(*slot)[lane])
-            };
+            let registers = &warp.registers;
+            let value =
+                if access.double { registers.double(*slot)[lane] } else { u64::from(registers.word(*slot)[lane]) };
             values[index * element..][..element].copy_from_slice(&value.to_le_bytes()[..element]);
         }
-        let written = machine.shared.write(&warp.clock, lane, address as u32, &values[..bytes as usize]);
-        written.map_err(|kind| trouble(lane, kind))?;
+        machine.shared.write(&warp.clock, lane, addresses[lane], &values[..bytes as usize])?;
     }
     count_shared(machine, mask, addresses, bytes);
     Ok(())
