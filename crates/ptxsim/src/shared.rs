@@ -16,14 +16,16 @@ enum State {
     #[default]
     Written,
     Atomic,
-    InFlight,
 }
 
-/// Who read a cell in the epoch of its last read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// The epoch of a write that has not landed: later than every other, so that nobody may read it.
+const IN_FLIGHT: u32 = u32::MAX;
+
+/// Who has read a cell in the epoch of its last read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Readers {
-    #[default]
     One,
+    /// More than one lane of the warp of the reader that is remembered.
     Warp,
     Many,
 }
@@ -34,19 +36,45 @@ struct Cell {
     write_warp_epoch: u32,
     /// Serial number of the writing instruction.
     write_serial: u32,
-    read_epoch: u32,
-    read_warp_epoch: u32,
     writer: u16,
-    reader: u16,
     state: State,
-    readers: Readers,
+    /// The epoch in the upper half, the first reader above the kind of `Readers` in the lower: one number that most readers leave as it is.
+    read: u64,
+    read_warp_epoch: u32,
 }
 
 impl Cell {
+    fn read_epoch(&self) -> u32 {
+        (self.read >> 32) as u32
+    }
+
+    fn reader(&self) -> u32 {
+        (self.read >> 8) as u32 & 0xffff
+    }
+
+    fn readers(&self) -> Readers {
+        match self.read & 0xff {
+            0 => Readers::One,
+            1 => Readers::Warp,
+            _ => Readers::Many,
+        }
+    }
+
     /// True if the cell's write of this epoch came from a lane that has met `lane` since.
     fn ordered_write(&self, clock: &WarpClock, epoch: u32, lane: usize) -> bool {
         self.write_epoch == epoch && clock.ordered(u32::from(self.writer), self.write_warp_epoch, lane)
     }
+
+    /// Another reader in the epoch of the last.
+    fn add_reader(&mut self, clock: &WarpClock) {
+        let same_warp = self.reader() & !31 == clock.first_thread && self.readers() != Readers::Many;
+        self.read = self.read & !0xff | if same_warp { 1 } else { 2 };
+    }
+}
+
+/// A first reader.
+fn read_stamp(epoch: u32, thread: u32) -> u64 {
+    u64::from(epoch) << 32 | u64::from(thread) << 8
 }
 
 /// The clocks of the warp that makes an access.
@@ -91,24 +119,24 @@ pub(crate) struct SharedMemory {
     epoch: u32,
     first_epoch: u32,
     serial: u32,
+    /// Cells whose copies nobody has waited for.
+    in_flight: usize,
 }
 
 impl SharedMemory {
     /// `bytes` bytes in cells of `1 << grain`.
     pub fn new(bytes: usize, grain: u32) -> Self {
         let cells = (bytes >> grain) + 1;
-        Self {
-            data: vec![0xff; bytes],
-            cells: vec![Cell::default(); cells],
-            grain,
-            epoch: 1,
-            first_epoch: 1,
-            serial: 0,
-        }
+        let data = vec![0xff; bytes];
+        Self { data, cells: vec![Cell::default(); cells], grain, epoch: 1, first_epoch: 1, serial: 0, in_flight: 0 }
     }
 
     /// Another block begins: nothing is written yet.
     pub fn begin_block(&mut self) {
+        if self.in_flight > 0 {
+            self.cells.fill(Cell::default());
+            self.in_flight = 0;
+        }
         self.epoch += 1;
         self.first_epoch = self.epoch;
     }
@@ -152,23 +180,20 @@ impl SharedMemory {
     pub fn read(&mut self, clock: &WarpClock, mask: u32, addresses: &Doubles, bytes: u32) -> Outcome {
         let (epoch, first_epoch) = (self.epoch, self.first_epoch);
         for lane in lanes(mask) {
-            let me = (clock.first_thread + lane as u32) as u16;
+            let me = clock.first_thread + lane as u32;
+            let stamp = read_stamp(epoch, me);
             let range = self.cell_range(addresses[lane], bytes);
             let start = range.start;
             for (index, cell) in self.cells[range].iter_mut().enumerate() {
                 let older = cell.write_epoch >= first_epoch && cell.write_epoch < epoch;
-                let own = cell.write_epoch == epoch && cell.writer == me;
-                if (!older && !own && !cell.ordered_write(clock, epoch, lane)) || cell.state == State::InFlight {
-                    let kind = self.read_fault(start + index, (addresses[lane], bytes));
-                    return Err(trouble(lane, kind));
+                let own = cell.write_epoch == epoch && u32::from(cell.writer) == me;
+                if !older && !own && !cell.ordered_write(clock, epoch, lane) {
+                    return Err(trouble(lane, self.read_fault(start + index, (addresses[lane], bytes))));
                 }
-                if cell.read_epoch != epoch {
-                    cell.read_epoch = epoch;
-                    cell.reader = me;
-                    cell.readers = Readers::One;
-                } else if cell.reader != me {
-                    let same_warp = u32::from(cell.reader) & !31 == clock.first_thread && cell.readers != Readers::Many;
-                    cell.readers = if same_warp { Readers::Warp } else { Readers::Many };
+                if cell.read_epoch() != epoch {
+                    cell.read = stamp;
+                } else if cell.read != stamp {
+                    cell.add_reader(clock);
                 }
                 cell.read_warp_epoch = clock.epoch;
             }
@@ -181,7 +206,7 @@ impl SharedMemory {
         if cell.write_epoch < self.first_epoch {
             return FaultKind::UninitialisedShared { access, bytes, address };
         }
-        if cell.state == State::InFlight {
+        if cell.write_epoch == IN_FLIGHT {
             return FaultKind::InFlight { access, address: self.cell_address(index), writer: u32::from(cell.writer) };
         }
         self.hazard(access, index)
@@ -221,7 +246,9 @@ impl SharedMemory {
     pub fn launch_copy(&mut self, clock: &WarpClock, lane: usize, address: u64, bytes: u32) -> Outcome {
         for index in self.cell_range(address, bytes) {
             self.check_write(clock, lane, index, AccessKind::AsyncCopy)?;
-            self.mark(clock, lane, index, State::InFlight);
+            self.mark(clock, lane, index, State::Written);
+            self.cells[index].write_epoch = IN_FLIGHT;
+            self.in_flight += 1;
         }
         Ok(())
     }
@@ -230,14 +257,16 @@ impl SharedMemory {
     pub fn land_copy(&mut self, clock: &WarpClock, lane: usize, address: u64, bytes: u32) {
         for index in self.cell_range(address, bytes) {
             self.mark(clock, lane, index, State::Written);
+            self.in_flight -= 1;
         }
     }
 
     #[inline]
     fn check_write(&self, clock: &WarpClock, lane: usize, index: usize, access: AccessKind) -> Outcome {
         let cell = &self.cells[index];
-        let touched = cell.write_epoch == self.epoch || cell.read_epoch == self.epoch;
-        if !touched && cell.state != State::InFlight {
+        // A write of this epoch or in flight, or a read of this epoch.
+        let touched = cell.write_epoch >= self.epoch || cell.read_epoch() == self.epoch;
+        if !touched {
             return Ok(());
         }
         self.check_touched(clock, lane, index, access)
@@ -248,7 +277,7 @@ impl SharedMemory {
         let cell = &self.cells[index];
         let me = clock.first_thread + lane as u32;
         let address = self.cell_address(index);
-        if cell.write_epoch >= self.first_epoch && cell.state == State::InFlight {
+        if cell.write_epoch == IN_FLIGHT {
             let writer = u32::from(cell.writer);
             return Err(trouble(lane, FaultKind::InFlight { access, address, writer }));
         }
@@ -257,9 +286,9 @@ impl SharedMemory {
         if cell.write_epoch == self.epoch && !own && !both_atomic && !cell.ordered_write(clock, self.epoch, lane) {
             return Err(trouble(lane, self.hazard(access, index)));
         }
-        let (reader, since) = (u32::from(cell.reader), cell.read_warp_epoch);
-        let ordered = match cell.readers {
-            _ if cell.read_epoch != self.epoch => true,
+        let (reader, since) = (cell.reader(), cell.read_warp_epoch);
+        let ordered = match cell.readers() {
+            _ if cell.read_epoch() != self.epoch => true,
             Readers::One => reader == me || clock.ordered(reader, since, lane),
             Readers::Warp => reader & !31 == clock.first_thread && since < clock.synchronised[lane],
             Readers::Many => false,
@@ -285,66 +314,73 @@ impl SharedMemory {
         cell.writer = (clock.first_thread + lane as u32) as u16;
         cell.state = state;
         // Readers before this write are ordered before it, and so before all that is ordered after it.
-        cell.read_epoch = 0;
+        cell.read = 0;
     }
 }
 
 /// Passes over the 32 banks for the accesses of `mask`, each of `bytes` bytes at a multiple of them, and the least number of passes.
 ///
-/// Up to 4 bytes the whole warp goes in one pass, 8 bytes in halves, 16 in quarters; within a pass a bank gives one word, to any number of lanes.
+/// Up to 4 bytes the whole warp goes in one pass, 8 bytes in halves, 16 in quarters; within a pass a bank gives one word, to any number of
+/// lanes. Accesses are aligned, so two of one size need the same banks entirely or not at all: they are counted in units of their size.
 pub(crate) fn wavefronts(mask: u32, addresses: &Doubles, bytes: u32) -> (u32, u32) {
     let part_lanes = (128 / bytes.max(4)) as usize;
-    let words = u64::from(bytes / 4).max(1);
+    let shift = bytes.max(4).trailing_zeros();
+    let mut apart = u64::from(mask != u32::MAX);
+    for lane in 0..LANES {
+        apart |= addresses[lane] ^ addresses[0].wrapping_add(lane as u64 * u64::from(bytes));
+    }
+    if apart == 0 {
+        let parts = (LANES / part_lanes) as u32;
+        return (parts, parts);
+    }
     let (mut passes, mut least) = (0, 0);
     for start in (0..LANES).step_by(part_lanes) {
         let part = if part_lanes == LANES { mask } else { mask >> start & ((1 << part_lanes) - 1) };
         if part != 0 {
-            passes += part_passes(part, &addresses[start..start + part_lanes], words);
+            passes += part_passes(part, &addresses[start..start + part_lanes], shift);
             least += 1;
         }
     }
     (passes, least)
 }
 
-/// Passes of lanes that go together: the most distinct words that one bank has to give.
-fn part_passes(part: u32, addresses: &[u64], words: u64) -> u32 {
-    let (mut given, mut word_of_bank) = (0u32, [0u64; LANES]);
+/// Passes of lanes that go together: the most distinct units that one group of banks has to give.
+fn part_passes(part: u32, addresses: &[u64], shift: u32) -> u32 {
+    let groups = addresses.len();
+    let (mut given, mut unit_of_group) = (0u32, [0u64; LANES]);
     for lane in lanes(part) {
-        let first = addresses[lane] >> 2;
-        for word in first..first + words {
-            let bank = word as usize % LANES;
-            if given >> bank & 1 == 1 && word_of_bank[bank] != word {
-                return conflicting_passes(part, addresses, words);
-            }
-            given |= 1 << bank;
-            word_of_bank[bank] = word;
+        let unit = addresses[lane] >> shift;
+        let group = unit as usize % groups;
+        if given >> group & 1 == 1 && unit_of_group[group] != unit {
+            return conflicting_passes(part, addresses, shift);
         }
+        given |= 1 << group;
+        unit_of_group[group] = unit;
     }
     1
 }
 
-/// The same where some bank has to give more than one: the distinct words of each bank are chained.
-fn conflicting_passes(part: u32, addresses: &[u64], words: u64) -> u32 {
+/// The same where some group has to give more than one: the distinct units of each group are chained.
+fn conflicting_passes(part: u32, addresses: &[u64], shift: u32) -> u32 {
     const END: u8 = u8::MAX;
+    let groups = addresses.len();
     let mut seen = [0u64; LANES];
     let (mut next, mut head) = ([END; LANES], [END; LANES]);
     let mut count = [0u32; LANES];
     let mut used = 0;
     for lane in lanes(part) {
-        let first = addresses[lane] >> 2;
-        for word in first..first + words {
-            let bank = word as usize % LANES;
-            let mut link = head[bank];
-            while link != END && seen[link as usize] != word {
-                link = next[link as usize];
-            }
-            if link == END {
-                seen[used] = word;
-                next[used] = head[bank];
-                head[bank] = used as u8;
-                count[bank] += 1;
-                used += 1;
-            }
+        let unit = addresses[lane] >> shift;
+        let group = unit as usize % groups;
+        let mut link = head[group];
+        while link != END && seen[link as usize] != unit {
+            link = next[link as usize];
+        }
+        if link == END {
+            seen[used] = unit;
+            next[used] = head[group];
+            head[group] = used as u8;
+            count[group] += 1;
+            used += 1;
         }
     }
     count.into_iter().max().unwrap_or(0)

@@ -36,56 +36,89 @@ const A_PLACES: [[u8; LANES]; 4] = places(4);
 /// Places of the rows of a result, 16 by 8: registers 0 and 1 lie in the first, 2 and 3 in the second.
 const D_PLACES: [[u8; LANES]; 4] = places(3);
 
-/// Both halves of a register as numbers.
-#[inline(always)]
-fn halves(format: Format, bits: u32) -> (f32, f32) {
-    match format {
-        Format::Bf16 => (bf16_value(bits & 0xffff), f32::from_bits(bits & 0xffff_0000)),
-        _ => (f16_value(bits), f16_value(bits >> 16)),
-    }
+/// The halves of a register of bf16 as numbers.
+fn bf16_halves(bits: u32) -> [f32; 2] {
+    [bf16_value(bits & 0xffff), f32::from_bits(bits & 0xffff_0000)]
+}
+
+fn f16_halves(bits: u32) -> [f32; 2] {
+    [f16_value(bits), f16_value(bits >> 16)]
 }
 
 /// `mma.sync`: products are exact in f32, and added to the accumulator in the order of the depth, each sum rounded to nearest. (The
 /// hardware adds with other roundings, of which its makers say nothing.)
 pub(super) fn mma(registers: &mut Registers, report: &mut Report, mma: &Mma) {
     report.mma += 1;
-    let mut a = [0f32; ROWS * DEPTH];
-    for (slot, places) in mma.a.iter().zip(&A_PLACES) {
-        for (bits, place) in registers.word(*slot).iter().zip(places) {
-            let (low, high) = halves(mma.format, *bits);
-            a[usize::from(*place)] = low;
-            a[usize::from(*place | 1)] = high;
-        }
-    }
-    let mut b = [[0f32; COLUMNS]; DEPTH];
-    for (slot, rows) in mma.b.iter().zip(b.chunks_exact_mut(8)) {
-        for (lane, bits) in registers.word(*slot).iter().enumerate() {
-            let (low, high) = halves(mma.format, *bits);
-            let (row, column) = (lane % 4 * 2, lane / 4 % COLUMNS);
-            rows[row][column] = low;
-            rows[row + 1][column] = high;
-        }
+    let (mut a, mut b) = ([0f32; ROWS * DEPTH], [[0f32; COLUMNS]; DEPTH]);
+    if mma.format == Format::Bf16 {
+        operands(registers, mma, bf16_halves, &mut a, &mut b);
+    } else {
+        operands(registers, mma, f16_halves, &mut a, &mut b);
     }
     let mut sums = [0f32; ROWS * COLUMNS];
     for (index, slot) in mma.c.iter().enumerate() {
-        for (bits, place) in registers.word(*slot).iter().zip(&D_PLACES[index / 2]) {
-            sums[usize::from(*place) + index % 2 & 127] = f32::from_bits(*bits);
+        let (fragment, places) = (registers.word(*slot), &D_PLACES[index / 2]);
+        for lane in 0..LANES {
+            sums[usize::from(places[lane]) + index % 2 & 127] = f32::from_bits(fragment[lane]);
         }
     }
-    let depth = mma.b.len() * 8;
-    for (sums, a) in sums.chunks_exact_mut(COLUMNS).zip(a.chunks_exact(DEPTH)) {
-        let mut row: [f32; COLUMNS] = std::array::from_fn(|column| sums[column]);
-        for (a, b) in a[..depth].iter().zip(&b) {
-            for column in 0..COLUMNS {
-                row[column] += a * b[column];
-            }
-        }
-        sums.copy_from_slice(&row);
+    if mma.b.len() == 2 {
+        multiply::<16>(&a, &b, &mut sums);
+    } else {
+        multiply::<8>(&a, &b, &mut sums);
     }
     for (index, slot) in mma.d.iter().enumerate() {
-        let target = &mut registers.words[*slot as usize];
-        for (target, place) in target.iter_mut().zip(&D_PLACES[index / 2]) {
-            *target = canonical(sums[usize::from(*place) + index % 2 & 127]);
+        let (target, places) = (&mut registers.words[*slot as usize], &D_PLACES[index / 2]);
+        for lane in 0..LANES {
+            target[lane] = canonical(sums[usize::from(places[lane]) + index % 2 & 127]);
+        }
+    }
+}
+
+/// The fragments of both factors put into matrices.
+#[inline(always)]
+fn operands(
+    registers: &Registers,
+    mma: &Mma,
+    halves: impl Fn(u32) -> [f32; 2],
+    a: &mut [f32; ROWS * DEPTH],
+    b: &mut [[f32; COLUMNS]; DEPTH],
+) {
+    for (slot, places) in mma.a.iter().zip(&A_PLACES) {
+        let fragment = registers.word(*slot);
+        for lane in 0..LANES {
+            let [low, high] = halves(fragment[lane]);
+            let place = usize::from(places[lane] & !1);
+            a[place] = low;
+            a[place | 1] = high;
+        }
+    }
+    for (index, slot) in mma.b.iter().enumerate() {
+        let fragment = registers.word(*slot);
+        let first = index * 8 & 8;
+        for lane in 0..LANES {
+            let [low, high] = halves(fragment[lane]);
+            let (row, column) = (first | lane % 4 * 2, lane / 4);
+            b[row][column] = low;
+            b[row | 1][column] = high;
+        }
+    }
+}
+
+fn multiply<const K: usize>(a: &[f32; ROWS * DEPTH], b: &[[f32; COLUMNS]; DEPTH], sums: &mut [f32; ROWS * COLUMNS]) {
+    for row in 0..ROWS {
+        let mut result = [0f32; COLUMNS];
+        for column in 0..COLUMNS {
+            result[column] = sums[row * COLUMNS + column];
+        }
+        for k in 0..K {
+            let factor = a[row * DEPTH + k];
+            for column in 0..COLUMNS {
+                result[column] += factor * b[k][column];
+            }
+        }
+        for column in 0..COLUMNS {
+            sums[row * COLUMNS + column] = result[column];
         }
     }
 }
