@@ -210,10 +210,14 @@ pub(super) fn unary(
     a: Slot,
 ) {
     match format {
-        Format::F32 => registers.map_words(d, mask, a, |a| {
-            let a = if flags.flush { flush_bits(a) } else { a };
-            finish(flags, single_unary(op, a))
-        }),
+        Format::F32 => {
+            specialise!(op, FloatUnaryOp {
+                Neg, Abs, Sqrt, Reciprocal, ReciprocalSqrt, Exp2, Log2, Sin, Cos, Tanh,
+            }, known => registers.map_words(d, mask, a, |a| {
+                let a = if flags.flush { flush_bits(a) } else { a };
+                finish(flags, single_unary(known, a))
+            }));
+        }
         Format::F64 => registers.map_doubles(d, mask, a, |a| double_unary(op, f64::from_bits(a)).to_bits()),
         Format::F16 | Format::Bf16 => registers.map_words(d, mask, a, |a| small_unary(op, format, a)),
         Format::F16x2 | Format::Bf16x2 => registers
@@ -222,6 +226,7 @@ pub(super) fn unary(
 }
 
 /// The approximate functions are computed by the host's, which are nearer to the truth than the hardware's.
+#[inline(always)]
 fn single_unary(op: FloatUnaryOp, a: u32) -> u32 {
     let x = f32::from_bits(a);
     canonical(match op {
