@@ -5,5 +5,7 @@
 mod attention;
 mod case;
 mod device;
+mod int4;
 mod mutations;
 mod pointwise;
+mod sampling;
