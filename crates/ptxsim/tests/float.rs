@@ -39,11 +39,10 @@ fn single_precision_rounds_each_operation_once() {
 #[test]
 fn a_product_is_not_fused_with_the_sum_behind_it() {
     let body = "mul.f32 %r30, %r10, %r11;\nadd.f32 %r20, %r30, %r12;";
-    let a = 1.0f32 + f32::EPSILON;
-    check_words(body, [&[a.to_bits()], &[a.to_bits()], &[(-1.0f32).to_bits()]], |[a, b, c]| {
-        (f32::from_bits(a) * f32::from_bits(b) + f32::from_bits(c)).to_bits()
-    });
-    assert_ne!(a * a - 1.0, a.mul_add(a, -1.0));
+    let (a, c) = (1.0f32 + f32::EPSILON, -1.0 - 2.0 * f32::EPSILON);
+    let (results, _) = lanes(&[&[a.to_bits()], &[a.to_bits()], &[c.to_bits()]], &[], body);
+    assert_eq!(f32::from_bits(results[0]), 0.0);
+    assert_eq!(a.mul_add(a, c), f32::EPSILON * f32::EPSILON);
 }
 
 #[test]

@@ -28,30 +28,44 @@ pub(super) fn addresses(registers: &Registers, address: Address) -> Doubles {
     result
 }
 
-/// The lanes of `mask` whose generic address lies in each space, with the addresses in that space.
-pub(super) fn split_generic(addresses: &Doubles, mask: u32) -> [(Space, u32, Doubles); 4] {
-    let parts = [(Space::Shared, window::SHARED), (Space::Local, window::LOCAL), (Space::Const, window::CONST)];
+/// True if every address lies in `space` itself.
+fn is_plain(machine: &Machine<'_>, space: Space) -> bool {
+    match space {
+        Space::Generic => false,
+        Space::Global => machine.kernel.constants.is_empty(),
+        _ => true,
+    }
+}
+
+/// The lanes of `mask` whose address lies in each space, with the addresses in that space. A global address may be that of a constant.
+pub(super) fn split(machine: &Machine<'_>, space: Space, addresses: &Doubles, mask: u32) -> [(Space, u32, Doubles); 4] {
+    let mut split = [(space, 0, *addresses); 4];
+    if is_plain(machine, space) {
+        split[3].1 = mask;
+        return split;
+    }
+    let windows = [(Space::Const, window::CONST), (Space::Shared, window::SHARED), (Space::Local, window::LOCAL)];
+    let num_windows = if space == Space::Generic { 3 } else { 1 };
     let mut rest = mask;
-    let mut split = [(Space::Global, 0, *addresses); 4];
-    for (index, (space, base)) in parts.into_iter().enumerate() {
+    for (index, (within, base)) in windows.into_iter().take(num_windows).enumerate() {
         let inside = lanes(mask).filter(|lane| addresses[*lane].wrapping_sub(base) < window::SIZE);
         let part = inside.fold(0, |part, lane| part | 1 << lane);
         rest &= !part;
         // Constants keep their window: that is how every address of them is written.
-        let origin = if space == Space::Const { 0 } else { base };
-        split[index] = (space, part, addresses.map(|address| address.wrapping_sub(origin)));
+        let origin = if within == Space::Const { 0 } else { base };
+        split[index] = (within, part, addresses.map(|address| address.wrapping_sub(origin)));
     }
-    split[3].1 = rest;
+    split[3] = (Space::Global, rest, *addresses);
     split
 }
 
 /// `ld`
 pub(super) fn load(warp: &mut Warp, machine: &mut Machine<'_>, pc: usize, access: &Access, mask: u32) -> Outcome {
     let addresses = addresses(&warp.registers, access.address);
-    if access.space != Space::Generic {
+    if is_plain(machine, access.space) {
         return load_from(warp, machine, (pc, access.space), access, &addresses, mask);
     }
-    for (space, part, addresses) in split_generic(&addresses, mask) {
+    for (space, part, addresses) in split(machine, access.space, &addresses, mask) {
         if part != 0 {
             load_from(warp, machine, (pc, space), access, &addresses, part)?;
         }
@@ -111,10 +125,10 @@ fn load_from(
 /// `st`
 pub(super) fn store(warp: &mut Warp, machine: &mut Machine<'_>, pc: usize, access: &Access, mask: u32) -> Outcome {
     let addresses = addresses(&warp.registers, access.address);
-    if access.space != Space::Generic {
+    if is_plain(machine, access.space) {
         return store_to(warp, machine, (pc, access.space), access, &addresses, mask);
     }
-    for (space, part, addresses) in split_generic(&addresses, mask) {
+    for (space, part, addresses) in split(machine, access.space, &addresses, mask) {
         if part != 0 {
             store_to(warp, machine, (pc, space), access, &addresses, part)?;
         }

@@ -6,18 +6,13 @@ use crate::numeric::canonical;
 use crate::registers::{Doubles, lanes};
 use crate::warp::Warp;
 
-use super::access::{addresses, count, count_shared, resolve, split_generic};
+use super::access::{addresses, count, count_shared, resolve, split};
 use super::{Machine, Outcome, integer, trouble};
 
 /// `atom` or `red`
 pub(super) fn atomic(warp: &mut Warp, machine: &mut Machine<'_>, pc: usize, atomic: &Atomic, mask: u32) -> Outcome {
     let addresses = addresses(&warp.registers, atomic.address);
-    match atomic.space {
-        Space::Shared => return shared(warp, machine, atomic, &addresses, mask),
-        Space::Generic => {}
-        _ => return global(warp, machine, pc, atomic, &addresses, mask),
-    }
-    for (space, part, addresses) in split_generic(&addresses, mask) {
+    for (space, part, addresses) in split(machine, atomic.space, &addresses, mask) {
         match space {
             _ if part == 0 => {}
             Space::Shared => shared(warp, machine, atomic, &addresses, part)?,
