@@ -76,12 +76,12 @@ DEVICE void merge(bf16* out, const float* partial_out, const float* partial_max,
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       // What a chunk has that saw nothing was never written.
+      values[i] = make_float2(0.0f, 0.0f);
       if (sums[i] != 0.0f) values[i] = *reinterpret_cast<const float2*>(&partial_out[(partial + first + i) * D + column]);
     }
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
-      if (sums[i] == 0.0f) continue;
-      const MergeScales scales = merge_scales(largest, maxima[i]);
+      const MergeScales scales = merge_scales(largest, maxima[i], sums[i]);
       sum = merged(sum, sums[i], scales);
       value = make_float2(merged(value.x, values[i].x, scales), merged(value.y, values[i].y, scales));
     }

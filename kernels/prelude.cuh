@@ -151,24 +151,24 @@ DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // Four 8 x 8 tiles; lane i gives the address of row i % 8 of tile i / 8, and gets of each tile row g, columns 2t and 2t + 1.
-DEVICE void ldmatrix_x4(uint32_t (&tiles)[4], const void* row) {
+DEVICE void ldmatrix_x4(uint32_t (&tiles)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 // Two tiles; lanes 0 to 15 give the addresses, the others' are not used.
-DEVICE void ldmatrix_x2(uint32_t (&tiles)[2], const void* row) {
+DEVICE void ldmatrix_x2(uint32_t (&tiles)[2], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(tiles[0]), "=r"(tiles[1])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 // As ldmatrix_x4, each tile transposed: a lane gets column g, rows 2t and 2t + 1.
-DEVICE void ldmatrix_x4_transposed(uint32_t (&tiles)[4], const void* row) {
+DEVICE void ldmatrix_x4_transposed(uint32_t (&tiles)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 
