@@ -1,6 +1,8 @@
 //! The fake driver under cudarc. `tools/fakecuda.sh`, then
 //! `LD_LIBRARY_PATH=$PWD/target/fakecuda cargo test -p octavo-cuda --features kernels`.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};

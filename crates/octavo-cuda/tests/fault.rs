@@ -1,5 +1,7 @@
 //! What becomes of a kernel that does what it must not. In a process of its own: nothing works after it. As for `fake.rs`.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 
 use half::bf16;
