@@ -6,6 +6,8 @@
 
 use half::bf16;
 
+use crate::{Matrix, WeightId};
+
 /// Values that share one scale when activations are rounded to 8 bits.
 pub const ACTIVATION_GROUP: usize = 32;
 
@@ -111,6 +113,48 @@ pub fn int8_code(value: f32, inverse: f32) -> i8 {
     (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8
 }
 
+/// How weights are rounded when they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightRounding {
+    /// Not at all: what a format stands for is what is multiplied.
+    None,
+    /// To bfloat16, to nearest, ties to even: the embedding and the head, and all other matrices but those with 4-bit
+    /// codes of AWQ and GPTQ. From then on they count as matrices with bfloat16 weights.
+    Bf16 {
+        /// Codes are left as they are in stacks of one format that are a multiple of so many columns wide.
+        int4_columns: usize,
+    },
+}
+
+impl WeightRounding {
+    /// The matrices of one place as they are multiplied.
+    pub fn apply(self, id: WeightId, parts: Vec<Matrix<'_>>) -> Vec<Matrix<'static>> {
+        let is_rounded = match self {
+            WeightRounding::None => false,
+            WeightRounding::Bf16 { int4_columns } => {
+                let format = parts.first().map(|first| first.data.format);
+                let is_table = matches!(id, WeightId::Embedding | WeightId::Head);
+                let is_kept = |part: &Matrix<'_>| {
+                    part.data.format.is_int4()
+                        && part.columns.is_multiple_of(int4_columns)
+                        && Some(part.data.format) == format
+                };
+                is_table || !parts.iter().all(is_kept)
+            }
+        };
+        parts.into_iter().map(|part| if is_rounded { part.to_bf16() } else { part.into_owned() }).collect()
+    }
+}
+
+/// What a backend promises of the sums that it adds up in parallel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sums {
+    /// Each has the one order that [`crate::Reference`] has, whatever else is computed in the step: equal bits, always.
+    Fixed,
+    /// The order may depend on the shape of the step: equal within a tolerance.
+    Free,
+}
+
 /// Where a backend rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numerics {
@@ -121,12 +165,21 @@ pub struct Numerics {
     /// Keys and values; scaled queries and the probabilities of attention are rounded as
     /// [`KvType::round_operand`] says.
     pub kv: KvType,
+    /// Weights at load.
+    pub weights: WeightRounding,
+    /// The orders of sums.
+    pub sums: Sums,
 }
 
 impl Numerics {
     /// No rounding anywhere: plain `f32`.
-    pub const EXACT: Numerics =
-        Numerics { quantized_input: InputRounding::None, bf16_input: InputRounding::None, kv: KvType::F32 };
+    pub const EXACT: Numerics = Numerics {
+        quantized_input: InputRounding::None,
+        bf16_input: InputRounding::None,
+        kv: KvType::F32,
+        weights: WeightRounding::None,
+        sums: Sums::Fixed,
+    };
 }
 
 /// 32 activations in 8 bits: `value = scale * code`, codes in -127..=127.
@@ -227,6 +280,34 @@ pub mod exp_terms {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{WeightData, WeightFormat};
+
+    #[test]
+    fn rounded_weights_are_bfloat16_except_stacks_of_int4_codes_outside_of_tables() {
+        let matrix = |format, bytes: Vec<u8>, columns| Matrix {
+            rows: 1,
+            columns,
+            data: WeightData { format, bytes: bytes.into() },
+        };
+        let dense = || matrix(WeightFormat::F32, [1.0f32, 1.001, -3.3e-5].map(f32::to_le_bytes).concat(), 3);
+        let codes = |groups: usize| {
+            matrix(WeightFormat::Int4Group32, [&[0, 0x3c, 0][..], &[0x21; 16]].concat().repeat(groups), 32 * groups)
+        };
+        let formats = |rounding: WeightRounding, id, parts: Vec<Matrix<'static>>| {
+            rounding.apply(id, parts).into_iter().map(|part| part.data.format).collect::<Vec<_>>()
+        };
+        use WeightFormat::{Bf16, F32, Int4Group32};
+        let rounding = WeightRounding::Bf16 { int4_columns: 64 };
+        assert_eq!(formats(WeightRounding::None, WeightId::Embedding, vec![dense(), codes(1)]), [F32, Int4Group32]);
+        assert_eq!(formats(rounding, WeightId::Qkv(0), vec![codes(2), codes(4)]), [Int4Group32; 2]);
+        assert_eq!(formats(rounding, WeightId::Qkv(0), vec![codes(2), dense()]), [Bf16; 2], "formats are mixed");
+        assert_eq!(formats(rounding, WeightId::Down(0), vec![codes(3)]), [Bf16], "96 columns");
+        assert_eq!(formats(rounding, WeightId::Head, vec![codes(2)]), [Bf16]);
+        let rounded = &rounding.apply(WeightId::Down(0), vec![dense()])[0];
+        let mut values = [0.0; 3];
+        rounded.dequantize_row(0, &mut values);
+        assert_eq!(values, [1.0f32, 1.001, -3.3e-5].map(|value| bf16::from_f32(value).to_f32()));
+    }
 
     #[test]
     fn exp_is_within_two_units_of_the_last_place() {
