@@ -1,8 +1,8 @@
 //! The backend: a pool of workers and the kernels of one instruction set.
 
 use octavo_backend::{
-    Activation, Backend, BackendError, DecoderSpec, Footprint, KvType, Numerics, StepInputs, StepLimits, StepResult, Sums,
-    WeightRounding, WeightSource,
+    Activation, Backend, BackendError, DecoderSpec, Footprint, KvType, Numerics, StepInputs, StepLimits, StepResult,
+    Sums, WeightRounding, WeightSource,
 };
 
 use crate::{

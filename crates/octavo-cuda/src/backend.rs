@@ -17,6 +17,7 @@ use crate::{
     probe::{CudaOptions, DeviceInfo},
     products::Products,
     sampler::Sampler,
+    weights::dense_bytes,
 };
 
 /// Runs decoders on one NVIDIA GPU. Clones share it.
@@ -48,6 +49,11 @@ impl CudaBackend {
             device,
         };
         Ok(CudaBackend { shared: Arc::new(shared) })
+    }
+
+    /// Bytes of a decoder's weights on the GPU, at most: what stays in 4 bits takes less.
+    pub fn weight_bytes(spec: &DecoderSpec) -> usize {
+        dense_bytes(spec)
     }
 
     /// The GPU.

@@ -112,7 +112,7 @@ impl Weights {
 }
 
 /// Bytes of all weights if every matrix is bfloat16.
-fn dense_bytes(spec: &DecoderSpec) -> usize {
+pub fn dense_bytes(spec: &DecoderSpec) -> usize {
     let bytes = |id| match spec.weight_shape(id) {
         WeightShape::Vector(len) => len * size_of::<f32>(),
         WeightShape::Matrices { parts, columns } => parts.iter().sum::<usize>() * columns * size_of::<bf16>(),

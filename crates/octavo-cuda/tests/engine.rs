@@ -12,7 +12,8 @@ use octavo_backend::{
 };
 use octavo_cuda::{CudaBackend, CudaOptions};
 use octavo_engine::{
-    Engine, EngineConfig, Extras, Grammar, GrammarError, GrammarState, PrefixCaching, RequestId, SamplingParams, TokenId,
+    Engine, EngineConfig, Extras, Grammar, GrammarError, GrammarState, PrefixCaching, RequestId, SamplingParams,
+    TokenId,
 };
 use octavo_sched::Request;
 

@@ -155,7 +155,11 @@ impl Device {
             Device::Cpu => {
                 let backend = cpu(path, options)?;
                 let threads = backend.threads();
-                start(Placed { backend, threads, path, num_tokens, needs: needs_of_host(checkpoint) }, checkpoint, options)
+                start(
+                    Placed { backend, threads, path, num_tokens, needs: needs_of_host(checkpoint) },
+                    checkpoint,
+                    options,
+                )
             }
             Device::Cuda => {
                 let backend = cuda(options)?;
