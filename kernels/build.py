@@ -42,6 +42,8 @@ FACTS = {
     "spill": re.compile(r"(\d+) bytes spill stores"),
 }
 LIMITS = ("registers", "shared")
+# Local memory, and accesses of which the compiler did not know the memory.
+FORBIDDEN = {"LDL": 0, "STL": 0, "LD": 0, "ST": 0}
 
 Resources = dict[str, dict[str, dict[str, int]]]
 
@@ -222,10 +224,10 @@ def count_instructions(nvdisasm: Path, cubin: Path) -> dict[str, dict[str, int]]
 
 
 def sass_faults(budget: dict[str, dict[str, Any]], cubin: Path, counts: dict[str, dict[str, int]]) -> list[str]:
-    """What the budget expects of the machine code and does not find, and local memory, which nobody may use."""
+    """What the budget expects of the machine code and does not find, and what nobody may use."""
     found = []
     for name, instructions in counts.items():
-        expected = {**budget.get(name, {}).get("sass", {}), "LDL": 0, "STL": 0}
+        expected = {**budget.get(name, {}).get("sass", {}), **FORBIDDEN}
         for wanted, least in expected.items():
             parts = set(wanted.split("."))
             number = sum(count for opcode, count in instructions.items() if parts <= set(opcode.split(".")))
@@ -254,7 +256,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--nvrtc", type=Path, metavar="DIRECTORY", help=f"where NVRTC 12.9 was installed; {here}")
     add("--nvrtc-ptx", type=Path, metavar="DIRECTORY", help=f"where NVRTC 12.4 was installed; {here}")
     add("--out", type=Path, default=KERNELS.parent / "target" / "kernels", help="default: target/kernels")
-    add("--check-sass", action="store_true", help="check the machine code: budget.toml's `sass`, and no local memory")
+    add("--check-sass", action="store_true", help="check the machine code: budget.toml's `sass`, no local memory")
     add("--nvdisasm", type=Path, metavar="DIRECTORY", help=f"where nvidia-cuda-nvdisasm was installed; {here}")
     return parser.parse_args()
 

@@ -122,6 +122,22 @@ DEVICE uint4 load_streaming(const void* pointer) {
   return v;
 }
 
+// For pointers of which the compiler does not see that they are global: those that are loaded, or chosen between.
+DEVICE uint4 load_global_16(const void* pointer) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(pointer) : "memory");
+  return v;
+}
+DEVICE void store_global(void* pointer, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+DEVICE void store_global(void* pointer, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(pointer), "r"(v.x), "r"(v.y) : "memory");
+}
+DEVICE void store_global(void* pointer, bf16 v) {
+  asm volatile("st.global.u16 [%0], %1;" ::"l"(pointer), "h"(v.bits) : "memory");
+}
+
 // 16 bytes from global to shared memory, done by the next cp_async_wait; with `ignore` zeros are written and nothing is
 // read, wherever `global` points. What has arrived is seen by the thread that asked for it; by others after a barrier.
 DEVICE void cp_async_16(void* shared, const void* global, bool ignore) {

@@ -30,7 +30,7 @@ struct RowOutputs {
 };
 
 DEVICE void store4(bf16* to, float scale, float a, float b, float c, float d) {
-  *reinterpret_cast<uint2*>(to) = make_uint2(pack_kv_bf16(a * scale, b * scale), pack_kv_bf16(c * scale, d * scale));
+  store_global(to, make_uint2(pack_kv_bf16(a * scale, b * scale), pack_kv_bf16(c * scale, d * scale)));
 }
 
 // (x, y) turned by the angle; each operation rounded once, as the reference has it.
@@ -91,7 +91,7 @@ DEVICE void by_elements(const RowOutputs& outputs, const float* row, const float
       const Turned turned = turn(x[0], x[pairs], angles[2 * pair], angles[2 * pair + 1]);
       value = i < pairs ? turned.x : turned.y;
     }
-    to.head[i] = kv_bf16(value * to.scale);
+    store_global(to.head + i, kv_bf16(value * to.scale));
   }
 }
 
