@@ -54,12 +54,21 @@ DEVICE void decode(DecodeOutputs outputs, const bf16* queries, Cache cache, Span
   });
 }
 
+// Two neighbours, or zeros, without a branch that would keep the next load waiting.
+DEVICE float2 load_pair_if(bool condition, const float* pointer) {
+  float2 v = make_float2(0.0f, 0.0f);
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p ld.global.v2.f32 {%0, %1}, [%2]; }"
+               : "+f"(v.x), "+f"(v.y)
+               : "l"(pointer), "r"(int(condition)));
+  return v;
+}
+
 // The chunks of one sequence (blockIdx.x) and head (blockIdx.y), in ascending order: a thread has two columns. BATCH chunks
 // are read at once, so that their latencies overlap.
 template <int D>
 DEVICE void merge(bf16* out, const float* partial_out, const float* partial_max, const float* partial_sum, Span span,
                   int chunks) {
-  constexpr int BATCH = 8;
+  constexpr int BATCH = 16;
   const int head = blockIdx.y, num_heads = gridDim.y, column = 2 * threadIdx.x;
   const int64_t partial = (blockIdx.x * int64_t(num_heads) + head) * chunks;
   const int seen = min(chunks, span.start / CHUNK + 1);
@@ -76,8 +85,7 @@ DEVICE void merge(bf16* out, const float* partial_out, const float* partial_max,
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       // What a chunk has that saw nothing was never written.
-      values[i] = make_float2(0.0f, 0.0f);
-      if (sums[i] != 0.0f) values[i] = *reinterpret_cast<const float2*>(&partial_out[(partial + first + i) * D + column]);
+      values[i] = load_pair_if(sums[i] != 0.0f, &partial_out[(partial + first + i) * D + column]);
     }
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {

@@ -371,26 +371,36 @@ struct Attention {
 
   // ---- All groups that some row of the block sees.
 
+  // Puts groups on their way to shared memory, each a commit: the values of a group after its keys, before the next one's.
+  struct Pipeline {
+    Shared& shared;
+    const Cache& cache;
+    Range any;
+    int begin, groups;
+    uint32_t rows;  // of the last group whose keys were staged
+
+    DEVICE int position_of(int group) const { return begin + group * GROUP; }
+    DEVICE void stage_keys(int group) {
+      if (group < groups) {
+        rows = locate(cache, any, position_of(group));
+        stage(shared.keys[group % STAGES], cache.keys, rows, any, position_of(group));
+      }
+      cp_async_commit();
+    }
+    DEVICE void stage_values(int group) {
+      if (0 <= group && group < groups) {
+        stage(shared.values[group % STAGES], cache.values, rows, any, position_of(group));
+      }
+      cp_async_commit();
+    }
+  };
+
   // The caller has put its queries on their way to shared.queries, uncommitted. `chunk_done` is called after the last group
   // of each chunk, with the sums of the chunk alone.
   template <class ChunkDone>
   static DEVICE void attend(Shared& shared, const Cache& cache, const Sight& sight, float softcap, ChunkDone chunk_done) {
     const int begin = sight.any.first / GROUP * GROUP, groups = (sight.any.end - begin + GROUP - 1) / GROUP;
-    uint32_t rows = 0;
-    auto stage_keys = [&](int group) {
-      if (group < groups) {
-        rows = locate(cache, sight.any, begin + group * GROUP);
-        stage(shared.keys[group % STAGES], cache.keys, rows, sight.any, begin + group * GROUP);
-      }
-      cp_async_commit();
-    };
-    // Always the values of the group whose keys were staged last.
-    auto stage_values = [&](int group) {
-      if (0 <= group && group < groups) {
-        stage(shared.values[group % STAGES], cache.values, rows, sight.any, begin + group * GROUP);
-      }
-      cp_async_commit();
-    };
+    Pipeline pipeline = {shared, cache, sight.any, begin, groups, 0};
     if (threadIdx.x < 2) shared.broken[0][threadIdx.x] = 0;
 
     Tile& exchange = shared.tiles[tile()];
@@ -398,7 +408,7 @@ struct Attention {
     partial.clear();
     // The first STAGES rounds only fill the pipeline.
     for (int group = -STAGES; group < groups; group++) {
-      const int position = begin + group * GROUP, stage_of = uint32_t(group) % STAGES;
+      const int position = pipeline.position_of(group), stage_of = uint32_t(group) % STAGES;
       const bool is_whole = position >= sight.whole.first && position + GROUP <= sight.whole.end;
       const bool is_active = group >= 0 && position < sight.warp.end && position + GROUP > sight.warp.first;
       float scores[SCORE_TILES][4], largest[2];
@@ -406,7 +416,7 @@ struct Attention {
         cp_async_wait<2 * STAGES - 2>();
         __syncthreads();  // This group's keys are there, and nobody reads the last group's values any more.
       }
-      stage_values(group + STAGES - 1);
+      pipeline.stage_values(group + STAGES - 1);
       if (group >= 0 && threadIdx.x < 2) shared.broken[(group + 1) % 2][threadIdx.x] = 0;
       if (is_active) {
         score(scores, &shared.queries[tile() * TILE_ROWS], shared.keys[stage_of]);
@@ -420,7 +430,7 @@ struct Attention {
         if (ROW_TILES > 1 && !is_whole) mend(shared.values[stage_of], shared.broken[group % 2]);
         __syncthreads();  // This group's values are there, and nobody reads its keys any more.
       }
-      stage_keys(group + STAGES);
+      pipeline.stage_keys(group + STAGES);
       if (group < 0) continue;
 
       uint32_t weights[SCORE_TILES][2];
