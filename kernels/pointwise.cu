@@ -1,7 +1,7 @@
 // What happens between the matrix products, a row of the step at a time.
 //
-// The residual stream `hidden` is f32; what goes into a product is bfloat16, what comes out of one f32. Every row starts
-// at a multiple of 16 bytes: hidden_size and intermediate_size are multiples of 8.
+// The residual stream `hidden` is f32; what goes into a product is bfloat16, what comes out of one f32. Every row
+// starts at a multiple of 16 bytes: hidden_size and intermediate_size are multiples of 8.
 #include "prelude.cuh"
 
 constexpr int NORM_THREADS = 256;
@@ -47,7 +47,7 @@ DEVICE float4 normed(float4 v, float factor, float4 w) {
   return make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
 }
 
-// hidden[row] += update[row] (unless update is null), then out[row] = hidden[row] * weight / sqrt(mean square + epsilon).
+// hidden[row] += update[row] unless update is null; out[row] = hidden[row] * weight / sqrt(mean square + epsilon).
 template <class Out>
 DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float* __restrict__ update,
                  const float* __restrict__ weight, int hidden_size, float epsilon) {
@@ -73,7 +73,9 @@ DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float*
     sum = sum_of_squares(kept[i], sum);
   }
 #pragma unroll 1
-  for (int i = first + KEPT * STEP; i < hidden_size; i += STEP) sum = sum_of_squares(updated(hidden, update, row + i), sum);
+  for (int i = first + KEPT * STEP; i < hidden_size; i += STEP) {
+    sum = sum_of_squares(updated(hidden, update, row + i), sum);
+  }
   sum = block_sum<NORM_THREADS / WARP>(sum, scratch);
   const float factor = 1.0f / sqrtf(sum / float(hidden_size) + epsilon);
 #pragma unroll

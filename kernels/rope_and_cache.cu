@@ -1,8 +1,8 @@
 // From the stacked projection of a row to what attention reads: queries rotated, scaled and rounded; keys rotated and
 // rounded, values rounded, both put into the cache.
 //
-// A cache is [num_blocks, num_kv_heads, block_size, head_size] in bfloat16: a head's keys of one block are consecutive, and
-// a slot is block * block_size + offset in the block.
+// A cache is [num_blocks, num_kv_heads, block_size, head_size] in bfloat16: a head's keys of one block are consecutive,
+// and a slot is block * block_size + offset in the block.
 #include "prelude.cuh"
 
 // Where one head of the row goes, and what it is multiplied by.
@@ -95,9 +95,9 @@ DEVICE void by_elements(const RowOutputs& outputs, const float* row, const float
   }
 }
 
-// Grid (rows), block 128. qkv [rows, (num_heads + 2 num_kv_heads) * head_size]; angles [positions, pairs, 2]: cosine, sine;
-// elements i and i + pairs of a head turn together, those beyond 2 * pairs stay. A row whose slot is negative is padding:
-// only its queries are written.
+// Grid (rows), block 128. qkv [rows, (num_heads + 2 num_kv_heads) * head_size]; angles [positions, pairs, 2]: cosine,
+// sine; elements i and i + pairs of a head turn together, those beyond 2 * pairs stay. A row whose slot is negative is
+// padding: only its queries are written.
 KERNEL(128)
 rope_and_cache(bf16* __restrict__ queries, bf16* __restrict__ key_cache, bf16* __restrict__ value_cache,
                const float* __restrict__ qkv, const float* __restrict__ angles, const int* __restrict__ positions,
