@@ -211,7 +211,7 @@ DEVICE float warp_max(float value) {
   return value;
 }
 // Over a block of WARPS whole warps, in ascending order of the warps, the same bits in each thread. Waits for the block
-// once, between writing `scratch` ([WARPS], shared) and reading it: a second use of `scratch` needs a barrier before it.
+// once, between writing `scratch` ([WARPS], shared) and reading it: before a second use, wait again.
 template <int WARPS>
 DEVICE float block_sum(float value, float* scratch) {
   value = warp_sum(value);
