@@ -1,17 +1,17 @@
 // Causal attention over a paged KV cache, for decoding (one row a sequence, split over the positions) and for prefill.
 //
-// Both kernels do the same arithmetic for a row, in the same order, so that its bits do not depend on which one it met, nor
-// on the rows beside it:
-//   - positions are cut into chunks at absolute multiples of 256, and chunks into groups of 64 (32 for heads wider than 128);
+// Both kernels do the same arithmetic for a row, in the same order, so that its bits do not depend on which one it met,
+// nor on the rows beside it:
+//   - positions are cut into chunks at absolute multiples of 256, chunks into groups of 64 (32 if D is above 128);
 //   - within a chunk the groups are taken in ascending order: scores, their maximum with what there was, weights
-//     2^(score * log2 e - maximum) rounded to bfloat16 and summed as rounded, then out = out * scale + weights * values;
+//     2^(score * log2 e - maximum) rounded to bfloat16 and summed as rounded, out = out * scale + weights * values;
 //   - chunks are merged in ascending order by `merge_scales` and `merged`.
 // A group in which a row sees nothing, and a chunk likewise, changes no bit of the row.
 //
-// A tile is 16 rows, a row being one token's query head; the heads of a group are rows of one tile, so that they read their
-// keys and values once. WARPS warps share a tile: each makes the scores of its share of a group's positions and the output
-// of its share of the columns, and between the two they exchange maxima and weights through shared memory. A product's
-// element has the same bits whoever computes it, so WARPS may differ between the kernels.
+// A tile is 16 rows, a row being one token's query head; the heads of a group are rows of one tile, so that they read
+// their keys and values once. WARPS warps share a tile: each makes the scores of its share of a group's positions and
+// the output of its share of the columns, and between the two they exchange maxima and weights through shared memory. A
+// product's element has the same bits whoever computes it, so WARPS may differ between the kernels.
 #pragma once
 #include "prelude.cuh"
 
@@ -19,7 +19,8 @@ constexpr int CHUNK = 256;
 constexpr int TILE_ROWS = 16;
 constexpr int SPAN_INTS = 5;
 
-// Consecutive positions of one sequence: rows first_row.. at positions start.., their block table at tables[table_start].
+// Consecutive positions of one sequence: rows first_row.. at positions start.., their block table at
+// tables[table_start].
 struct Span {
   int first_row, len, start, table_start;
 };
@@ -46,11 +47,11 @@ struct Cache {
   const int* table;
   int num_kv_heads, kv_head, block_size;
 
-  // The row of D elements, counted from the start of the cache, that holds `position`; the next 15 are in the same block
-  // if the position is a multiple of 16.
+  // The row of D elements, counted from the start of the cache, that holds `position`; the next 15 are in the same
+  // block if the position is a multiple of 16.
   DEVICE uint32_t row_of(int position) const {
-    const uint32_t block = uint32_t(position) / uint32_t(block_size), offset = uint32_t(position) % uint32_t(block_size);
-    return (uint32_t(table[block]) * num_kv_heads + kv_head) * block_size + offset;
+    const uint32_t at = position, size = block_size;
+    return (uint32_t(table[at / size]) * num_kv_heads + kv_head) * size + at % size;
   }
 };
 
@@ -65,10 +66,12 @@ struct Sight {
 struct MergeScales {
   float before, chunk;
 };
-// Raises `largest` to that of one more chunk and says what the sums before it and its own are multiplied by.
-DEVICE MergeScales merge_scales(float& largest, float chunk_largest) {
-  const float raised = fmaxf(largest, chunk_largest);
-  const MergeScales scales = {ex2(largest - raised), ex2(chunk_largest - raised)};
+// Raises `largest` to that of one more chunk and says what the sums before it and its own are multiplied by. A chunk
+// that has seen nothing has the sum 0 (one that is not finite has not), and changes no bit: x + 0 * -0 is x for all x.
+DEVICE MergeScales merge_scales(float& largest, float chunk_largest, float chunk_sum) {
+  const bool is_empty = chunk_sum == 0.0f;
+  const float raised = is_empty ? largest : fmaxf(largest, chunk_largest);
+  const MergeScales scales = {is_empty ? 1.0f : ex2(largest - raised), is_empty ? -0.0f : ex2(chunk_largest - raised)};
   largest = raised;
   return scales;
 }
@@ -93,12 +96,11 @@ struct Sums {
     largest[0] = largest[1] = -infinity();
   }
 
-  // Adds a chunk's sums. One that has seen nothing has the sum 0; not so one that is not finite.
+  // Adds a chunk's sums.
   DEVICE void merge(const Sums& chunk) {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-      if (chunk.sum[row] == 0.0f) continue;
-      const MergeScales scales = merge_scales(largest[row], chunk.largest[row]);
+      const MergeScales scales = merge_scales(largest[row], chunk.largest[row], chunk.sum[row]);
       sum[row] = merged(sum[row], chunk.sum[row], scales);
 #pragma unroll
       for (int i = 0; i < UNITS * 4; i++) {
@@ -130,8 +132,8 @@ DEVICE bool is_broken(uint4 eight) {
   return broken;
 }
 
-// A block of ROW_TILES tiles with WARPS warps each, over heads of D elements; STAGES groups of keys, and as many of values,
-// are in shared memory or on their way.
+// A block of ROW_TILES tiles with WARPS warps each, over heads of D elements; STAGES groups of keys, and as many of
+// values, are in shared memory or on their way.
 template <int D, int WARPS, int ROW_TILES, int STAGES>
 struct Attention {
   static constexpr int THREADS = WARP * WARPS * ROW_TILES;
@@ -168,14 +170,20 @@ struct Attention {
 
   // ---- Staging: every thread of the block copies its share, 16 bytes at a time.
 
-  // body(row, column) for the thread's share of `rows` rows, 8 columns at a time. Whole warps take part or none of their lanes.
+  // LANES threads share a row, each with every LANES-th piece of 16 bytes, so that what differs between a thread's
+  // pieces is known when this is compiled.
+  static constexpr int LANES = D / 8 & -(D / 8);
+  static constexpr int STRIDE = THREADS / LANES;
+
+  // body(row, column) for the thread's pieces of ROWS rows.
   template <int ROWS, class Body>
   static DEVICE void for_each_piece(Body body) {
-    constexpr int PIECES = ROWS * (D / 8);
+    const int first_row = threadIdx.x / LANES, first_column = threadIdx.x % LANES * 8;
+    if (STRIDE > ROWS && first_row >= ROWS) return;
+#pragma unroll 1
+    for (int row = 0; row < ROWS; row += STRIDE) {
 #pragma unroll
-    for (int i = 0; i < (PIECES + THREADS - 1) / THREADS; i++) {
-      const int piece = i * THREADS + threadIdx.x;
-      if (PIECES % THREADS == 0 || piece < PIECES) body(piece / (D / 8), piece % (D / 8) * 8);
+      for (int column = 0; column < D; column += 8 * LANES) body(first_row + row, first_column + column);
     }
   }
 
@@ -188,10 +196,21 @@ struct Attention {
 
   // `rows` as `locate` has them. What nobody sees becomes zeros: a recycled block may hold NaN.
   static DEVICE void stage(bf16 (*to)[PITCH], const bf16* from, uint32_t rows, Range any, int position) {
-    for_each_piece<GROUP>([&](int row, int column) {
-      const uint32_t cache_row = __shfl_sync(ALL_LANES, rows, row / 16) + row % 16;
-      cp_async_16(&to[row][column], from + int64_t(cache_row) * D + column, !is_in(position + row, any));
-    });
+    const int first_row = threadIdx.x / LANES % GROUP, first_column = threadIdx.x % LANES * 8;
+#pragma unroll 2
+    for (int row = 0; row < GROUP; row += STRIDE) {
+      // The rows of a pass are in one block of 16 positions, or the thread's always in the same place of one.
+      const int source = STRIDE < 16 ? row / 16 : first_row / 16 + row / 16;
+      const int offset = STRIDE < 16 ? first_row + row % 16 : first_row % 16;
+      const uint32_t cache_row = __shfl_sync(ALL_LANES, rows, source) + offset;
+      const bool ignore = !is_in(position + first_row + row, any);
+      if (STRIDE > GROUP && threadIdx.x >= GROUP * LANES) return;
+#pragma unroll
+      for (int column = 0; column < D; column += 8 * LANES) {
+        const bf16* piece = from + int64_t(cache_row) * D + first_column + column;
+        cp_async_16(&to[first_row + row][first_column + column], piece, ignore);
+      }
+    }
   }
 
   // Finds values that are not finite among those that this thread has copied, which only it can see yet. They become
@@ -210,23 +229,24 @@ struct Attention {
 
   // Scores of the warp's share of the group's positions.
   static DEVICE void score(float (&scores)[SCORE_TILES][4], const bf16 (*queries)[PITCH], const bf16 (*keys)[PITCH]) {
-    const bf16* a_row = &queries[lane() % 16][lane() / 16 * 8];
-    const int b_row = warp_of_tile() * SCORE_TILES * 8 + lane() % 8, b_column = lane() / 8 % 2 * 8;
+    const uint32_t a_row = shared_address(&queries[lane() % 16][lane() / 16 * 8]);
+    const int key = warp_of_tile() * SCORE_TILES * 8 + lane() % 8 + (SCORE_TILES > 1 ? lane() / 16 * 8 : 0);
+    const uint32_t b_row = shared_address(&keys[key][lane() / 8 % 2 * 8]);
 #pragma unroll
     for (int i = 0; i < SCORE_TILES * 4; i++) scores[i / 4][i % 4] = 0.0f;
 #pragma unroll
     for (int column = 0; column < D; column += 16) {
       uint32_t a[4];
-      ldmatrix_x4(a, a_row + column);
+      ldmatrix_x4(a, a_row + 2 * column);
       if constexpr (SCORE_TILES == 1) {
         uint32_t b[2];
-        ldmatrix_x2(b, &keys[b_row][b_column + column]);
+        ldmatrix_x2(b, b_row + 2 * column);
         mma_m16n8k16(scores[0], a, b[0], b[1]);
       } else {
 #pragma unroll
         for (int i = 0; i < SCORE_TILES; i += 2) {
           uint32_t b[4];
-          ldmatrix_x4(b, &keys[b_row + 8 * i + lane() / 16 * 8][b_column + column]);
+          ldmatrix_x4(b, b_row + 2 * (8 * i * PITCH + column));
           mma_m16n8k16(scores[i], a, b[0], b[1]);
           mma_m16n8k16(scores[i + 1], a, b[2], b[3]);
         }
@@ -304,13 +324,15 @@ struct Attention {
       *reinterpret_cast<uint32_t*>(&tile.weights[lane() / 4 + i % 2 * 8][column]) = weights[i / 2][i % 2];
     }
   }
-  // The weights of all the group's positions as operands of products: those of the tile's warps, or the lane's own, which
-  // are where a product wants them already.
-  static DEVICE void gather_weights(uint32_t (&a)[STEPS][4], const Tile& tile, const uint32_t (&weights)[SCORE_TILES][2]) {
+  // The weights of all the group's positions as operands of products: those of the tile's warps, or the lane's own,
+  // which are where a product wants them already.
+  static DEVICE void gather_weights(uint32_t (&a)[STEPS][4], const Tile& tile,
+                                    const uint32_t (&weights)[SCORE_TILES][2]) {
     if constexpr (WARPS > 1) {
+      const uint32_t a_row = shared_address(&tile.weights[lane() % 16][lane() / 16 * 8]);
 #pragma unroll
       for (int step = 0; step < STEPS; step++) {
-        ldmatrix_x4(a[step], &tile.weights[lane() % 16][step * 16 + lane() / 16 * 8]);
+        ldmatrix_x4(a[step], a_row + 2 * 16 * step);
       }
     } else {
 #pragma unroll
@@ -325,13 +347,14 @@ struct Attention {
       const uint32_t near = weights[i / 2][i % 2], far = weights[i / 2][i % 2 + 2];
       partial.sum[i % 2] += (low_f32(near) + high_f32(near)) + (low_f32(far) + high_f32(far));
     }
+    const uint32_t b_row = shared_address(&values[lane() % 16][column_of(0) + lane() / 16 * 8]);
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
       if (!has(unit)) continue;
 #pragma unroll
       for (int step = 0; step < STEPS; step++) {
         uint32_t b[4];
-        ldmatrix_x4_transposed(b, &values[step * 16 + lane() % 16][column_of(unit) + lane() / 16 * 8]);
+        ldmatrix_x4_transposed(b, b_row + 2 * (16 * step * PITCH + 16 * unit * WARPS));
         mma_m16n8k16(partial.out[unit][0], weights[step], b[0], b[1]);
         mma_m16n8k16(partial.out[unit][1], weights[step], b[2], b[3]);
       }
@@ -350,44 +373,54 @@ struct Attention {
 
   // ---- All groups that some row of the block sees.
 
-  // The caller has put its queries on their way to shared.queries, uncommitted. `chunk_done` is called after the last group
-  // of each chunk, with the sums of the chunk alone.
-  template <class ChunkDone>
-  static DEVICE void attend(Shared& shared, const Cache& cache, const Sight& sight, float softcap, ChunkDone chunk_done) {
-    const int begin = sight.any.first / GROUP * GROUP, groups = (sight.any.end - begin + GROUP - 1) / GROUP;
-    uint32_t rows = 0;
-    auto stage_keys = [&](int group) {
+  // Puts groups on their way to shared memory, keys and values a commit each: keys 0, values 0, keys 1, ...
+  struct Pipeline {
+    Shared& shared;
+    const Cache& cache;
+    Range any;
+    int begin, groups;
+    uint32_t rows;  // of the last group whose keys were staged
+
+    DEVICE int position_of(int group) const { return begin + group * GROUP; }
+    DEVICE void stage_keys(int group) {
       if (group < groups) {
-        rows = locate(cache, sight.any, begin + group * GROUP);
-        stage(shared.keys[group % STAGES], cache.keys, rows, sight.any, begin + group * GROUP);
+        rows = locate(cache, any, position_of(group));
+        stage(shared.keys[group % STAGES], cache.keys, rows, any, position_of(group));
       }
       cp_async_commit();
-    };
-    // Always the values of the group whose keys were staged last.
-    auto stage_values = [&](int group) {
-      if (group < groups) stage(shared.values[group % STAGES], cache.values, rows, sight.any, begin + group * GROUP);
-      cp_async_commit();
-    };
-    stage_keys(0);
-#pragma unroll
-    for (int group = 1; group < STAGES; group++) {
-      stage_values(group - 1);
-      stage_keys(group);
     }
+    DEVICE void stage_values(int group) {
+      if (0 <= group && group < groups) {
+        stage(shared.values[group % STAGES], cache.values, rows, any, position_of(group));
+      }
+      cp_async_commit();
+    }
+  };
+
+  // The caller has put its queries on their way to shared.queries, uncommitted. `chunk_done` is called after the last
+  // group of each chunk, with the sums of the chunk alone.
+  template <class ChunkDone>
+  static DEVICE void attend(Shared& shared, const Cache& cache, const Sight& sight, float softcap,
+                            ChunkDone chunk_done) {
+    const int begin = sight.any.first / GROUP * GROUP, groups = (sight.any.end - begin + GROUP - 1) / GROUP;
+    Pipeline pipeline = {shared, cache, sight.any, begin, groups, 0};
     if (threadIdx.x < 2) shared.broken[0][threadIdx.x] = 0;
 
     Tile& exchange = shared.tiles[tile()];
     Partial partial;
     partial.clear();
-    for (int group = 0; group < groups; group++) {
-      const int position = begin + group * GROUP, stage_of = group % STAGES;
+    // The first STAGES rounds only fill the pipeline.
+    for (int group = -STAGES; group < groups; group++) {
+      const int position = pipeline.position_of(group), stage_of = uint32_t(group) % STAGES;
       const bool is_whole = position >= sight.whole.first && position + GROUP <= sight.whole.end;
-      const bool is_active = position < sight.warp.end && position + GROUP > sight.warp.first;
+      const bool is_active = group >= 0 && position < sight.warp.end && position + GROUP > sight.warp.first;
       float scores[SCORE_TILES][4], largest[2];
-      cp_async_wait<2 * STAGES - 2>();
-      __syncthreads();  // This group's keys are there, and nobody reads the last group's values any more.
-      stage_values(group + STAGES - 1);
-      if (threadIdx.x < 2) shared.broken[(group + 1) % 2][threadIdx.x] = 0;
+      if (group >= 0) {
+        cp_async_wait<2 * STAGES - 2>();
+        __syncthreads();  // This group's keys are there, and nobody reads the last group's values any more.
+      }
+      pipeline.stage_values(group + STAGES - 1);
+      if (group >= 0 && threadIdx.x < 2) shared.broken[(group + 1) % 2][threadIdx.x] = 0;
       if (is_active) {
         score(scores, &shared.queries[tile() * TILE_ROWS], shared.keys[stage_of]);
         if (softcap > 0.0f) cap(scores, softcap);
@@ -395,10 +428,13 @@ struct Attention {
         largest_of(largest, scores);
         if (WARPS > 1) publish_largest(exchange, largest);
       }
-      cp_async_wait<2 * STAGES - 2>();
-      if (ROW_TILES > 1 && !is_whole) mend(shared.values[stage_of], shared.broken[group % 2]);
-      __syncthreads();  // This group's values are there, and nobody reads its keys any more.
-      stage_keys(group + STAGES);
+      if (group >= 0) {
+        cp_async_wait<2 * STAGES - 2>();
+        if (ROW_TILES > 1 && !is_whole) mend(shared.values[stage_of], shared.broken[group % 2]);
+        __syncthreads();  // This group's values are there, and nobody reads its keys any more.
+      }
+      pipeline.stage_keys(group + STAGES);
+      if (group < 0) continue;
 
       uint32_t weights[SCORE_TILES][2];
       if (is_active) {
@@ -422,4 +458,3 @@ struct Attention {
     }
   }
 };
-

@@ -19,7 +19,7 @@ mod weights;
 
 pub use backend::{Backend, Footprint, StepLimits};
 pub use error::BackendError;
-pub use numerics::{InputRounding, KvType, Numerics};
+pub use numerics::{InputRounding, KvType, Numerics, Sums, WeightRounding};
 pub use reference::{Reference, ReferencePlan};
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, HeadSpec, KvGeometry, KvGroup, LayerSpec, MlpSpec, NormSpec, RopeSpec,

@@ -6,6 +6,8 @@
 
 use half::bf16;
 
+use crate::{Matrix, WeightId};
+
 /// Values that share one scale when activations are rounded to 8 bits.
 pub const ACTIVATION_GROUP: usize = 32;
 
@@ -111,6 +113,37 @@ pub fn int8_code(value: f32, inverse: f32) -> i8 {
     (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8
 }
 
+/// How weights are rounded when they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightRounding {
+    /// Not at all: what a format stands for is what is multiplied.
+    None,
+    /// To bfloat16, to nearest, ties to even: the embedding and the head, and all other matrices but those with 4-bit
+    /// codes of AWQ and GPTQ. From then on they count as matrices with bfloat16 weights.
+    Bf16,
+}
+
+impl WeightRounding {
+    /// The matrices of one place as they are multiplied.
+    pub fn apply(self, id: WeightId, parts: Vec<Matrix<'_>>) -> Vec<Matrix<'static>> {
+        let is_table = matches!(id, WeightId::Embedding | WeightId::Head);
+        let round = |part: Matrix<'_>| match self {
+            WeightRounding::Bf16 if is_table || !part.data.format.is_int4() => part.to_bf16(),
+            _ => part.into_owned(),
+        };
+        parts.into_iter().map(round).collect()
+    }
+}
+
+/// What a backend promises of the sums that it adds up in parallel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sums {
+    /// Each has the one order that [`crate::Reference`] has, whatever else is computed in the step: equal bits, always.
+    Fixed,
+    /// The order may depend on the shape of the step: equal within a tolerance.
+    Free,
+}
+
 /// Where a backend rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numerics {
@@ -121,12 +154,21 @@ pub struct Numerics {
     /// Keys and values; scaled queries and the probabilities of attention are rounded as
     /// [`KvType::round_operand`] says.
     pub kv: KvType,
+    /// Weights at load.
+    pub weights: WeightRounding,
+    /// The orders of sums.
+    pub sums: Sums,
 }
 
 impl Numerics {
     /// No rounding anywhere: plain `f32`.
-    pub const EXACT: Numerics =
-        Numerics { quantized_input: InputRounding::None, bf16_input: InputRounding::None, kv: KvType::F32 };
+    pub const EXACT: Numerics = Numerics {
+        quantized_input: InputRounding::None,
+        bf16_input: InputRounding::None,
+        kv: KvType::F32,
+        weights: WeightRounding::None,
+        sums: Sums::Fixed,
+    };
 }
 
 /// 32 activations in 8 bits: `value = scale * code`, codes in -127..=127.
@@ -227,6 +269,29 @@ pub mod exp_terms {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{WeightData, WeightFormat};
+
+    #[test]
+    fn rounded_weights_are_bfloat16_except_int4_codes_outside_of_tables() {
+        let matrix = |format, bytes: Vec<u8>, columns| Matrix {
+            rows: 1,
+            columns,
+            data: WeightData { format, bytes: bytes.into() },
+        };
+        let dense = || matrix(WeightFormat::F32, [1.0f32, 1.001, -3.3e-5].map(f32::to_le_bytes).concat(), 3);
+        let codes = || matrix(WeightFormat::Int4Group32, [&[0, 0x3c, 0][..], &[0x21; 16]].concat(), 32);
+        let formats = |rounding: WeightRounding, id| {
+            rounding.apply(id, vec![dense(), codes()]).into_iter().map(|part| part.data.format).collect::<Vec<_>>()
+        };
+        use WeightFormat::{Bf16, F32, Int4Group32};
+        assert_eq!(formats(WeightRounding::None, WeightId::Embedding), [F32, Int4Group32]);
+        assert_eq!(formats(WeightRounding::Bf16, WeightId::Qkv(0)), [Bf16, Int4Group32]);
+        assert_eq!(formats(WeightRounding::Bf16, WeightId::Head), [Bf16, Bf16]);
+        let rounded = &WeightRounding::Bf16.apply(WeightId::Down(0), vec![dense()])[0];
+        let mut values = [0.0; 3];
+        rounded.dequantize_row(0, &mut values);
+        assert_eq!(values, [1.0f32, 1.001, -3.3e-5].map(|value| bf16::from_f32(value).to_f32()));
+    }
 
     #[test]
     fn exp_is_within_two_units_of_the_last_place() {

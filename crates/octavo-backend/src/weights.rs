@@ -316,6 +316,18 @@ impl Matrix<'_> {
         Matrix { rows: self.rows, columns: self.columns, data }
     }
 
+    /// The same matrix in bfloat16, every value rounded to nearest, ties to even.
+    pub fn to_bf16(&self) -> Matrix<'static> {
+        let mut bytes = Vec::with_capacity(self.rows * self.columns * size_of::<bf16>());
+        let mut values = vec![0.0; self.columns];
+        for row in 0..self.rows {
+            self.dequantize_row(row, &mut values);
+            bytes.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()));
+        }
+        let data = WeightData { format: WeightFormat::Bf16, bytes: Cow::Owned(bytes) };
+        Matrix { rows: self.rows, columns: self.columns, data }
+    }
+
     /// The bytes of one row.
     ///
     /// # Panics

@@ -1,8 +1,8 @@
 //! The backend: a pool of workers and the kernels of one instruction set.
 
 use octavo_backend::{
-    Activation, Backend, BackendError, DecoderSpec, Footprint, KvType, Numerics, StepInputs, StepLimits, StepResult,
-    WeightSource,
+    Activation, Backend, BackendError, DecoderSpec, Footprint, KvType, Numerics, StepInputs, StepLimits, StepResult, Sums,
+    WeightRounding, WeightSource,
 };
 
 use crate::{
@@ -116,7 +116,13 @@ impl Backend for CpuBackend {
             Projections::ALL => ActivationType::Int16,
             _ => self.options.activations,
         };
-        Numerics { quantized_input: coarsest.quantized_input(), bf16_input: coarsest.bf16_input(), kv: self.options.kv }
+        Numerics {
+            quantized_input: coarsest.quantized_input(),
+            bf16_input: coarsest.bf16_input(),
+            kv: self.options.kv,
+            weights: WeightRounding::None,
+            sums: Sums::Fixed,
+        }
     }
 
     /// The KV cache is exact; work memory is an upper bound, since only the checkpoint's formats decide which roundings

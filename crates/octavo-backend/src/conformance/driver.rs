@@ -2,7 +2,7 @@
 
 use super::TinyModel;
 use crate::{
-    Backend, BackendError, GroupInputs, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits, StepResult,
+    Backend, BackendError, GroupInputs, Numerics, SampleError, SampleRow, Sampled, SpanInput, StepInputs, StepLimits, StepResult,
 };
 
 /// Rows that one step of a [`Driver`] may have.
@@ -136,6 +136,11 @@ impl<B: Backend> Driver<B> {
         let result = self.try_run(inputs).unwrap_or_else(|error| panic!("step: {error}"));
         let rows = result.sampled.into_iter().enumerate();
         rows.map(|(row, sampled)| sampled.unwrap_or_else(|error| panic!("sampled row {row}: {error}"))).collect()
+    }
+
+    /// The backend's numerics.
+    pub fn numerics(&self) -> Numerics {
+        self.backend.numerics()
     }
 
     /// Runs one step.

@@ -2,8 +2,10 @@
 //!
 //! [`run_all`] builds small random decoders, poisons the whole KV pool with NaN (by computing a token whose embedding is
 //! NaN in every slot), and compares log-probabilities: by `==` where [`crate::numerics`] defines the bits, otherwise
-//! within a tolerance, and always by `==` between two ways of computing the same row with the same backend.
+//! within a tolerance, and by `==` between two ways of computing the same row with the same backend. A backend whose sums
+//! have no fixed order ([`crate::Sums::Free`]) is held to tolerances everywhere.
 
+mod agreement;
 mod attention;
 mod driver;
 mod head;

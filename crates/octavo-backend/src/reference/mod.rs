@@ -7,7 +7,7 @@ mod operations;
 
 use crate::{
     AttentionSpec, Backend, BackendError, DecoderSpec, Footprint, GroupInputs, KvGeometry, LayerSpec, Matrix, MlpSpec,
-    Numerics, SpanInput, StepInputs, StepLimits, StepResult, WeightId, WeightSource, numerics, sampling,
+    Numerics, SpanInput, StepInputs, StepLimits, StepResult, WeightId, WeightRounding, WeightSource, numerics, sampling,
 };
 use operations::{attend, matmul, rotate, silu};
 
@@ -53,7 +53,7 @@ impl Reference {
         Reference { numerics: Numerics::EXACT }
     }
 
-    /// Rounds activations, keys and values as another backend does.
+    /// Rounds weights, activations, keys and values as another backend does.
     pub fn mirror(numerics: Numerics) -> Reference {
         Reference { numerics }
     }
@@ -74,16 +74,16 @@ impl Backend for Reference {
         limits: &StepLimits,
     ) -> Result<ReferencePlan, BackendError> {
         spec.head.check(spec.vocab_size)?;
+        let rounding = self.numerics.weights;
         let mut matrices = |id| -> Result<Vec<Matrix<'static>>, BackendError> {
-            let parts = weights.weight(id)?.into_matrices(id, &spec.weight_shape(id))?;
-            Ok(parts.into_iter().map(Matrix::into_owned).collect())
+            Ok(rounding.apply(id, weights.weight(id)?.into_matrices(id, &spec.weight_shape(id))?))
         };
         let embedding = matrices(WeightId::Embedding)?;
         let head = if spec.head.tied { None } else { Some(matrices(WeightId::Head)?) };
         let mut vector = |id| weights.weight(id)?.into_vector(id, &spec.weight_shape(id));
         let final_norm = vector(WeightId::FinalNorm)?;
-        let layers =
-            (0..spec.layers.len()).map(|index| LayerWeights::load(spec, weights, index)).collect::<Result<_, _>>()?;
+        let layers = (0..spec.layers.len()).map(|index| LayerWeights::load(spec, weights, rounding, index));
+        let layers = layers.collect::<Result<_, _>>()?;
         let geometry = spec.kv_geometry(limits.block_size);
         let mut caches: Vec<LayerCache> = Vec::new();
         for (index, layer) in spec.layers.iter().enumerate() {
@@ -121,10 +121,14 @@ impl Backend for Reference {
 }
 
 impl LayerWeights {
-    fn load(spec: &DecoderSpec, weights: &mut dyn WeightSource, index: usize) -> Result<LayerWeights, BackendError> {
+    fn load(
+        spec: &DecoderSpec,
+        weights: &mut dyn WeightSource,
+        rounding: WeightRounding,
+        index: usize,
+    ) -> Result<LayerWeights, BackendError> {
         let mut matrices = |id| -> Result<Vec<Matrix<'static>>, BackendError> {
-            let parts = weights.weight(id)?.into_matrices(id, &spec.weight_shape(id))?;
-            Ok(parts.into_iter().map(Matrix::into_owned).collect())
+            Ok(rounding.apply(id, weights.weight(id)?.into_matrices(id, &spec.weight_shape(id))?))
         };
         let qkv = matrices(WeightId::Qkv(index))?;
         let attention_output = matrices(WeightId::AttentionOutput(index))?;
