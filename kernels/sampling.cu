@@ -533,12 +533,12 @@ DEVICE uint32_t ties_needed(uint64_t above, uint64_t units, uint32_t most, uint6
   return low;
 }
 
-// Cuts what is kept to the smallest head whose mass reaches `target`.
+// Cuts what is kept to the smallest head whose mass reaches `target`. Tokens that min_p leaves out come after all that it
+// keeps, so counting them changes nothing.
 DEVICE void keep_top_p(const Row& row, Keys keys, Kept& kept, uint64_t target, Shared& shared) {
   const uint32_t floor_key = kept.cut.key;
   const auto units = [&](uint32_t key) {
-    const float scaled = row.scaled(logit_of(key));
-    return key > floor_key && scaled >= kept.least ? units_of(exp_of(scaled)) : uint64_t(0);
+    return key > floor_key ? units_of(mass_of(row, logit_of(key))) : uint64_t(0);
   };
   const auto sum_of_keys = [&] {
     uint64_t sum = 0;
@@ -555,9 +555,9 @@ DEVICE void keep_top_p(const Row& row, Keys keys, Kept& kept, uint64_t target, S
   const uint32_t largest_key = key_of(row.largest);
   if (above_floor < target || floor_key == largest_key) {
     // The cut lies among the tokens of the last key, or stays.
-    const float scaled = row.scaled(logit_of(floor_key));
-    const uint64_t each = scaled >= kept.least ? units_of(exp_of(scaled)) : 0;
-    if (kept.cut.ties == 0 || above_floor + kept.cut.ties * each < target) return;
+    if (kept.cut.ties == 0) return;
+    const uint64_t each = units_of(mass_of(row, logit_of(floor_key)));
+    if (above_floor + kept.cut.ties * each < target) return;
     const uint32_t needed = ties_needed(above_floor, each, kept.cut.ties, target);
     if (needed == kept.cut.ties) return;
     kept.cut.ties = needed;
