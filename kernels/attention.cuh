@@ -144,6 +144,8 @@ struct Attention {
   static constexpr int SCORE_TILES = GROUP / 8 / WARPS;
   static constexpr int STEPS = GROUP / 16;
   static constexpr int UNITS = (D / 16 + WARPS - 1) / WARPS;
+  // Whether the rows of a block are of several tokens, so that some may see what others may not.
+  static constexpr bool MENDS = ROW_TILES > 1;
   using Partial = Sums<UNITS>;
 
   struct Tile {
@@ -404,7 +406,7 @@ struct Attention {
                             ChunkDone chunk_done) {
     const int begin = sight.any.first / GROUP * GROUP, groups = (sight.any.end - begin + GROUP - 1) / GROUP;
     Pipeline pipeline = {shared, cache, sight.any, begin, groups, 0};
-    if (threadIdx.x < 2) shared.broken[0][threadIdx.x] = 0;
+    if (MENDS && threadIdx.x < 2) shared.broken[0][threadIdx.x] = 0;
 
     Tile& exchange = shared.tiles[tile()];
     Partial partial;
@@ -420,7 +422,7 @@ struct Attention {
         __syncthreads();  // This group's keys are there, and nobody reads the last group's values any more.
       }
       pipeline.stage_values(group + STAGES - 1);
-      if (group >= 0 && threadIdx.x < 2) shared.broken[(group + 1) % 2][threadIdx.x] = 0;
+      if (MENDS && group >= 0 && threadIdx.x < 2) shared.broken[(group + 1) % 2][threadIdx.x] = 0;
       if (is_active) {
         score(scores, &shared.queries[tile() * TILE_ROWS], shared.keys[stage_of]);
         if (softcap > 0.0f) cap(scores, softcap);
@@ -430,7 +432,7 @@ struct Attention {
       }
       if (group >= 0) {
         cp_async_wait<2 * STAGES - 2>();
-        if (ROW_TILES > 1 && !is_whole) mend(shared.values[stage_of], shared.broken[group % 2]);
+        if (MENDS && !is_whole) mend(shared.values[stage_of], shared.broken[group % 2]);
         __syncthreads();  // This group's values are there, and nobody reads its keys any more.
       }
       pipeline.stage_keys(group + STAGES);
@@ -447,7 +449,7 @@ struct Attention {
         uint32_t a[STEPS][4];
         gather_weights(a, exchange, weights);
         accumulate(partial, a, shared.values[stage_of]);
-        if (ROW_TILES > 1 && !is_whole) spoil(partial, shared.broken[group % 2], sight, position);
+        if (MENDS && !is_whole) spoil(partial, shared.broken[group % 2], sight, position);
       }
       if ((position + GROUP) % CHUNK == 0 || group + 1 == groups) {
         partial.sum[0] = quad_sum(partial.sum[0]);

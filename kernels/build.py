@@ -276,8 +276,14 @@ def parse_arguments() -> argparse.Namespace:
     here = "default: the running interpreter's site-packages"
     add("--nvrtc", type=Path, metavar="DIRECTORY", help=f"where NVRTC 12.9 was installed; {here}")
     add("--nvrtc-ptx", type=Path, metavar="DIRECTORY", help=f"where NVRTC 12.4 was installed; {here}")
-    add("--out", type=Path, default=KERNELS.parent / "target" / "kernels", help="default: target/kernels")
-    add("--check-sass", action="store_true", help="check the machine code: budget.toml's `sass`, no local memory")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIRECTORY",
+        default=KERNELS.parent / "target/kernels",
+        help="default: target/kernels",
+    )
+    add("--check-sass", action="store_true", help="check the machine code too")
     add("--nvdisasm", type=Path, metavar="DIRECTORY", help=f"where nvidia-cuda-nvdisasm was installed; {here}")
     return parser.parse_args()
 

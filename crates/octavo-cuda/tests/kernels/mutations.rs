@@ -4,7 +4,7 @@ use ptxsim::Module;
 
 use crate::{
     case::{Case, Shape, bits, spans},
-    device::ptx_of,
+    device::{Arguments, Device, Extent, ptx_of},
 };
 
 /// The `index`-th statement that begins with `start`, replaced.
@@ -61,6 +61,39 @@ fn every_wait_for_a_copy_is_needed() {
             assert!(outcome.contains("in flight"), "{kernel}, wait {index}: {outcome}");
         }
     }
+}
+
+#[test]
+fn every_store_to_shared_memory_is_needed() {
+    let ptx = ptx_of("attention", "attention_decode_d64");
+    for index in 0..count(&ptx, "st.shared") {
+        let outcome = outcome_of("decode", &replaced(&ptx, "st.shared", index, ""));
+        assert!(outcome.contains("uninit"), "store {index}: {outcome}");
+    }
+}
+
+#[test]
+fn all_the_shared_memory_that_is_asked_for_is_used() {
+    for size in [64, 256] {
+        let mut case = Case::new(Shape::plain(2, 1, size), &spans(&[(300, 70)]));
+        case.denied = 4;
+        for (name, kernel) in [("decode", case.kernel("decode")), ("prefill", case.kernel("prefill"))] {
+            let outcome = if name == "decode" { case.decode_with(kernel) } else { case.prefill_with(kernel) };
+            let fault = outcome.err().unwrap_or_else(|| panic!("{name} of {size} needs less")).to_string();
+            assert!(fault.contains("out-of-bounds shared"), "{name} of {size}: {fault}");
+        }
+    }
+}
+
+#[test]
+fn the_barrier_of_a_norm_is_needed() {
+    let mutant = Module::parse(&replaced(&ptx_of("pointwise", "norm_f32"), "bar.sync", 0, "")).unwrap();
+    let mut device = Device::new();
+    let pointers = [device.poisoned::<f32>(1024), device.upload(&[1.0f32; 1024]), 0, device.upload(&[1.0f32; 1024])];
+    let arguments = Arguments::default().all(&pointers).with(1024i32).with(1e-5f32);
+    let extent = Extent { grid: [1, 1, 1], block: 256, shared: 0 };
+    let fault = device.run(mutant.kernel("norm_f32").unwrap(), extent, &arguments).unwrap_err().to_string();
+    assert!(fault.contains("uninit") || fault.contains("hazard"), "{fault}");
 }
 
 #[test]
