@@ -1,10 +1,10 @@
 //! Loads and stores: addresses, checks, counters, and the bytes between memory and registers.
 
+use crate::banks::wavefronts;
 use crate::fault::{AccessKind, FaultKind, SpaceName};
 use crate::isa::{Access, Address, Space};
 use crate::registers::{Doubles, LANES, Registers, lanes};
 use crate::report::Traffic;
-use crate::shared::wavefronts;
 use crate::warp::Warp;
 
 use super::bytes::{Part, gather, scatter};
@@ -215,7 +215,7 @@ pub(super) fn resolve(
         return fault(first, FaultKind::UseAfterFree { access: kind, bytes, address, base, length });
     }
     let start = addresses[first] - buffer.base;
-    let mut apart = u64::from(mask != u32::MAX) | start % width;
+    let mut apart = u64::from(mask != u32::MAX) | (start % width);
     for lane in 0..LANES {
         apart |= addresses[lane] ^ addresses[0].wrapping_add(lane as u64 * width);
     }
@@ -229,7 +229,7 @@ pub(super) fn resolve(
         if offset >= buffer.bytes {
             continue;
         }
-        if offset % width != 0 {
+        if !offset.is_multiple_of(width) {
             let (space, address) = (SpaceName::Global, addresses[lane]);
             return fault(lane, FaultKind::Misaligned { space, access: kind, bytes, address });
         }
@@ -267,7 +267,7 @@ fn local_part(
             let available = stack as u64;
             return Err(trouble(lane, FaultKind::OutOfBounds { space, access, bytes, address, available }));
         }
-        if address % u64::from(bytes) != 0 {
+        if !address.is_multiple_of(u64::from(bytes)) {
             return Err(trouble(lane, FaultKind::Misaligned { space, access, bytes, address }));
         }
     }
@@ -286,7 +286,7 @@ fn check_fixed(space: SpaceName, available: usize, bytes: u32, addresses: &Doubl
         if address.checked_add(u64::from(bytes)).is_none_or(|end| end > available) {
             return Err(trouble(lane, FaultKind::OutOfBounds { space, access, bytes, address, available }));
         }
-        if address % u64::from(bytes) != 0 {
+        if !address.is_multiple_of(u64::from(bytes)) {
             return Err(trouble(lane, FaultKind::Misaligned { space, access, bytes, address }));
         }
     }
