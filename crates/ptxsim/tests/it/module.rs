@@ -159,7 +159,7 @@ fn a_shared_slot_keeps_what_is_carried_around_a_loop_and_over_a_branch() {
     run_ptx(&mut memory, &ptx(1, body), 32, 0, &[out]).unwrap();
     let expected = |lane: u32| match lane {
         21.. => lane + 100,
-        _ if lane % 2 == 0 => (0..5).map(|round| lane + 100 + round).sum(),
+        _ if lane.is_multiple_of(2) => (0..5).map(|round| lane + 100 + round).sum(),
         _ => (0..5).map(|round| round * 3 + 1).sum(),
     };
     assert_eq!(crate::common::read_words(&memory, out, 32), (0..32).map(expected).collect::<Vec<_>>());
