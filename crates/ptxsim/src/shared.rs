@@ -168,6 +168,7 @@ impl SharedMemory {
         Ok(())
     }
 
+    #[inline(always)]
     fn cell_range(&self, address: u64, bytes: u32) -> Range<usize> {
         (address >> self.grain) as usize..((address + u64::from(bytes) - 1) >> self.grain) as usize + 1
     }
@@ -213,7 +214,7 @@ impl SharedMemory {
     }
 
     /// A lane writes `values` to checked bytes. Lanes of one instruction may write the same value to one place.
-    #[inline]
+    #[inline(always)]
     pub fn write(&mut self, clock: &WarpClock, lane: usize, address: u64, values: &[u8]) -> Outcome {
         let place = address as usize..address as usize + values.len();
         for index in self.cell_range(address, values.len() as u32) {
@@ -261,7 +262,7 @@ impl SharedMemory {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_write(&self, clock: &WarpClock, lane: usize, index: usize, access: AccessKind) -> Outcome {
         let cell = &self.cells[index];
         // A write of this epoch or in flight, or a read of this epoch.
@@ -306,6 +307,7 @@ impl SharedMemory {
         FaultKind::SharedHazard { access, address: self.cell_address(index), earlier, other: u32::from(cell.writer) }
     }
 
+    #[inline(always)]
     fn mark(&mut self, clock: &WarpClock, lane: usize, index: usize, state: State) {
         let cell = &mut self.cells[index];
         cell.write_epoch = self.epoch;

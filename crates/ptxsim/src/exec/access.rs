@@ -172,22 +172,46 @@ fn store_shared(
     addresses: &Doubles,
     mask: u32,
 ) -> Outcome {
-    let element = access.element as usize;
     let bytes = access.element * access.registers.len() as u32;
     machine.shared.check(AccessKind::Store, mask, addresses, bytes)?;
     machine.shared.begin_instruction();
-    for lane in lanes(mask) {
-        let mut values = [0; 32];
-        for (index, slot) in access.registers.iter().enumerate() {
-            let registers = &warp.registers;
-            let value =
-                if access.double { registers.double(*slot)[lane] } else { u64::from(registers.word(*slot)[lane]) };
-            values[index * element..][..element].copy_from_slice(&value.to_le_bytes()[..element]);
+    match (access.element, access.double, access.registers.as_slice()) {
+        (4, false, [a]) => {
+            let a = warp.registers.word(*a);
+            for lane in lanes(mask) {
+                machine.shared.write(&warp.clock, lane, addresses[lane], &a[lane].to_le_bytes())?;
+            }
         }
-        machine.shared.write(&warp.clock, lane, addresses[lane], &values[..bytes as usize])?;
+        (4, false, [a, b, c, d]) => {
+            let sources = [a, b, c, d].map(|slot| warp.registers.word(*slot));
+            for lane in lanes(mask) {
+                let mut values = [0; 16];
+                for (place, source) in values.chunks_exact_mut(4).zip(sources) {
+                    place.copy_from_slice(&source[lane].to_le_bytes());
+                }
+                machine.shared.write(&warp.clock, lane, addresses[lane], &values)?;
+            }
+        }
+        _ => {
+            for lane in lanes(mask) {
+                let values = lane_bytes(&warp.registers, access, lane);
+                machine.shared.write(&warp.clock, lane, addresses[lane], &values[..bytes as usize])?;
+            }
+        }
     }
     count_shared(machine, mask, addresses, bytes);
     Ok(())
+}
+
+/// What a lane stores, in the first bytes of the result.
+fn lane_bytes(registers: &Registers, access: &Access, lane: usize) -> [u8; 32] {
+    let element = access.element as usize;
+    let mut values = [0; 32];
+    for (index, slot) in access.registers.iter().enumerate() {
+        let value = if access.double { registers.double(*slot)[lane] } else { u64::from(registers.word(*slot)[lane]) };
+        values[index * element..][..element].copy_from_slice(&value.to_le_bytes()[..element]);
+    }
+    values
 }
 
 /// The lanes of `mask` whose bytes lie in the same buffer as those of the first, checked.
