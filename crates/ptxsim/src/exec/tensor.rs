@@ -35,18 +35,17 @@ pub(super) fn mma(registers: &mut Registers, report: &mut Report, mma: &Mma) {
     }
     let mut sums = [[0f32; ROWS]; COLUMNS];
     for (index, slot) in mma.c.iter().enumerate() {
-        let fragment = registers.word(*slot);
-        for lane in 0..LANES {
+        for (lane, bits) in registers.word(*slot).iter().enumerate() {
             let (row, column) = (lane / 4 + (index & 2) * 4, lane % 4 * 2 + (index & 1));
-            sums[column][row] = f32::from_bits(fragment[lane]);
+            sums[column][row] = f32::from_bits(*bits);
         }
     }
     multiply(&a[..mma.b.len() * 8], &b, &mut sums);
     for (index, slot) in mma.d.iter().enumerate() {
         let target = &mut registers.words[*slot as usize];
-        for lane in 0..LANES {
+        for (lane, target) in target.iter_mut().enumerate() {
             let (row, column) = (lane / 4 + (index & 2) * 4, lane % 4 * 2 + (index & 1));
-            target[lane] = canonical(sums[column][row]);
+            *target = canonical(sums[column][row]);
         }
     }
 }
@@ -61,21 +60,19 @@ fn operands(
     b: &mut [[f32; COLUMNS]; DEPTH],
 ) {
     for (index, slot) in mma.a.iter().enumerate() {
-        let fragment = registers.word(*slot);
         let (down, right) = ((index & 1) * 8, (index & 2) * 4);
-        for lane in 0..LANES {
-            let [low, high] = halves(fragment[lane]);
-            let (row, k) = (down | lane / 4, right | lane % 4 * 2);
+        for (lane, bits) in registers.word(*slot).iter().enumerate() {
+            let [low, high] = halves(*bits);
+            let (row, k) = (down + lane / 4, right + lane % 4 * 2);
             a[k][row] = low;
             a[k | 1][row] = high;
         }
     }
     for (index, slot) in mma.b.iter().enumerate() {
-        let fragment = registers.word(*slot);
         let first = (index & 1) * 8;
-        for lane in 0..LANES {
-            let [low, high] = halves(fragment[lane]);
-            let (k, column) = (first | lane % 4 * 2, lane / 4);
+        for (lane, bits) in registers.word(*slot).iter().enumerate() {
+            let [low, high] = halves(*bits);
+            let (k, column) = (first + lane % 4 * 2, lane / 4);
             b[k][column] = low;
             b[k | 1][column] = high;
         }
@@ -113,7 +110,8 @@ pub(super) fn load_matrix(warp: &mut Warp, machine: &mut Machine<'_>, load: &Loa
     count_shared(machine, mask, &addresses, ROW_BYTES);
     for (rows, slot) in rows.chunks_exact(8).zip(&load.d) {
         let element = |row: usize, column: usize| {
-            u32::from(u16::from_le_bytes([rows[row & 7][column * 2 & 15], rows[row & 7][(column * 2 & 15) | 1]]))
+            let pair: [u8; 2] = [rows[row][column * 2], rows[row][column * 2 + 1]];
+            u32::from(u16::from_le_bytes(pair))
         };
         let target = &mut warp.registers.words[*slot as usize];
         for (lane, target) in target.iter_mut().enumerate() {
