@@ -12,6 +12,8 @@
 #include "prelude.cuh"
 
 constexpr int THREADS = 1024;
+// One block a multiprocessor: up to 64 registers a thread.
+#define ROW_KERNEL extern "C" __global__ void __launch_bounds__(1024, 1)
 constexpr int WARPS = THREADS / WARP;
 
 // What becomes of an entry. As `SampleError`: a logit is NaN or positive infinity, or none is finite; none is after the rules.
@@ -183,19 +185,11 @@ struct Shared {
   uint32_t found;
 };
 
-struct Sum {
-  DEVICE uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
-};
-struct Largest {
-  DEVICE uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
-};
-
-// Over all threads of the block, the same in each. Waits for the block.
-template <class Operation>
-DEVICE uint64_t block_reduce(uint64_t value, Operation combine, Shared& shared) {
+// Over all threads of the block, the same in each. These wait for the block.
+DEVICE uint64_t block_max(uint64_t value, Shared& shared) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) {
-    value = combine(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    value = max(value, __shfl_xor_sync(ALL_LANES, value, distance));
   }
   if (threadIdx.x % WARP == 0) shared.reduction[threadIdx.x / WARP] = value;
   __syncthreads();
@@ -203,9 +197,28 @@ DEVICE uint64_t block_reduce(uint64_t value, Operation combine, Shared& shared) 
   __syncthreads();
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) {
-    value = combine(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    value = max(value, __shfl_xor_sync(ALL_LANES, value, distance));
   }
   return value;
+}
+
+DEVICE uint32_t lanes_sum(uint32_t value) { return __reduce_add_sync(ALL_LANES, value); }
+// In pieces of 26 bits, of which 32 do not overflow a word.
+DEVICE uint64_t lanes_sum(uint64_t value) {
+  const uint32_t mask = (1u << 26) - 1;
+  const uint64_t low = lanes_sum(uint32_t(value) & mask);
+  const uint64_t middle = lanes_sum(uint32_t(value >> 26) & mask);
+  const uint64_t high = lanes_sum(uint32_t(value >> 52));
+  return low + (middle << 26) + (high << 52);
+}
+template <class Number>
+DEVICE Number block_sum(Number value, Shared& shared) {
+  value = lanes_sum(value);
+  if (threadIdx.x % WARP == 0) shared.reduction[threadIdx.x / WARP] = value;
+  __syncthreads();
+  value = Number(shared.reduction[threadIdx.x % WARP]);
+  __syncthreads();
+  return lanes_sum(value);
 }
 
 // How many lanes below this one have their bit in `lanes`.
@@ -244,7 +257,7 @@ DEVICE uint64_t largest_place(const float* logits, int num_tokens, Shared& share
     best.see(four.w, i + 3);
   }
   if (threadIdx.x < num_tokens - whole) best.see(logits[whole + threadIdx.x], whole + threadIdx.x);
-  return block_reduce(best.has_fault ? FAULT : place_of(key_of(best.value), best.token), Largest(), shared);
+  return block_max(best.has_fault ? FAULT : place_of(key_of(best.value), best.token), shared);
 }
 
 DEVICE int state_of(uint64_t largest, int none_finite) {
@@ -318,6 +331,7 @@ struct Cut {
 struct Keys {
   bool in_registers = false;
   uint32_t count = 0;  // in the registers of all threads
+  uint32_t least = 0;  // of those
   uint32_t own[MOST_CANDIDATES / THREADS];
 };
 
@@ -370,7 +384,7 @@ DEVICE Keys collect_candidates(const Row& row, Shared& shared) {
   __syncthreads();
   const uint32_t up_to_here = block_scan(shared.bins[threadIdx.x], shared);
   const bool fits = up_to_here <= MOST_CANDIDATES;
-  const uint64_t found = block_reduce(fits ? uint64_t(threadIdx.x + 1) << 32 | up_to_here : 0, Largest(), shared);
+  const uint64_t found = block_max(fits ? uint64_t(threadIdx.x + 1) << 32 | up_to_here : 0, shared);
   const int bins = int(found >> 32);
   if (threadIdx.x == 0) shared.count = 0;
   __syncthreads();
@@ -389,25 +403,29 @@ DEVICE Keys collect_candidates(const Row& row, Shared& shared) {
   __syncthreads();
   Keys keys;
   keys.count = uint32_t(found);
+  uint32_t least = ~0u;
 #pragma unroll
   for (int i = 0; i < MOST_CANDIDATES / THREADS; i++) {
     const uint32_t at = i * THREADS + threadIdx.x;
     keys.own[i] = at < keys.count ? shared.candidates[at] : 0;
+    if (at < keys.count) least = min(least, keys.own[i]);
   }
+  keys.least = ~uint32_t(block_max(~least, shared));
   return keys;
 }
 
 // The largest key up to `high` for which the weights of it and all larger ones reach `target`; those from `low` on do.
-template <class Weight>
-DEVICE uint32_t search(const Row& row, const Keys& keys, uint32_t low, uint32_t high, uint64_t target, Weight weight,
+template <class Weight, class Number>
+DEVICE uint32_t search(const Row& row, const Keys& keys, uint32_t low, uint32_t high, Number target, Weight weight,
                        Shared& shared) {
+  if (keys.in_registers) low = max(low, keys.least);
   while (low < high) {
     const uint32_t middle = low + (high - low + 1) / 2;
-    uint64_t sum = 0;
+    Number sum = 0;
     for_each_key(row, keys, [&](uint32_t key) {
       if (key >= middle) sum += weight(key);
     });
-    if (block_reduce(sum, Sum(), shared) >= target) {
+    if (block_sum(sum, shared) >= target) {
       low = middle;
     } else {
       high = middle - 1;
@@ -417,15 +435,17 @@ DEVICE uint32_t search(const Row& row, const Keys& keys, uint32_t low, uint32_t 
 }
 
 // The sum of the weights of keys above `key`, and how many tokens have it.
-template <class Weight>
-DEVICE uint64_t sum_above(const Row& row, const Keys& keys, uint32_t key, uint64_t& ties, Weight weight, Shared& shared) {
-  uint64_t above = 0, equal = 0;
+template <class Weight, class Number>
+DEVICE void sum_above(const Row& row, const Keys& keys, uint32_t key, Weight weight, Number& above, uint32_t& ties,
+                      Shared& shared) {
+  above = 0;
+  ties = 0;
   for_each_key(row, keys, [&](uint32_t other) {
     if (other > key) above += weight(other);
-    if (other == key) equal++;
+    if (other == key) ties++;
   });
-  ties = block_reduce(equal, Sum(), shared);
-  return block_reduce(above, Sum(), shared);
+  above = block_sum(above, shared);
+  ties = block_sum(ties, shared);
 }
 
 // The id of the `nth` (from 1) token that has this key, in ascending order.
@@ -456,13 +476,13 @@ DEVICE uint32_t nth_tie(const Row& row, uint32_t key, uint32_t nth, Shared& shar
 
 // The cut behind the first `count` tokens, fewer than the row has.
 DEVICE Cut first_tokens(const Row& row, Keys keys, uint32_t count, Shared& shared) {
-  const auto one = [](uint32_t) { return uint64_t(1); };
+  const auto one = [](uint32_t) { return 1u; };
   keys.in_registers = count <= keys.count;
   Cut cut;
   cut.key = search(row, keys, key_of(-infinity()), key_of(row.largest), count, one, shared);
-  uint64_t ties;
-  const uint64_t above = sum_above(row, keys, cut.key, ties, one, shared);
-  cut.ties = count - uint32_t(above);
+  uint32_t above, ties;
+  sum_above(row, keys, cut.key, one, above, ties, shared);
+  cut.ties = count - above;
   if (cut.ties < ties) cut.last = nth_tie(row, cut.key, cut.ties, shared);
   return cut;
 }
@@ -513,17 +533,17 @@ DEVICE uint32_t ties_needed(uint64_t above, uint64_t units, uint32_t most, uint6
   return low;
 }
 
-// Cuts what is kept to the smallest head whose mass reaches `target`.
+// Cuts what is kept to the smallest head whose mass reaches `target`. Tokens that min_p leaves out come after all that it
+// keeps, so counting them changes nothing.
 DEVICE void keep_top_p(const Row& row, Keys keys, Kept& kept, uint64_t target, Shared& shared) {
   const uint32_t floor_key = kept.cut.key;
   const auto units = [&](uint32_t key) {
-    const float scaled = row.scaled(logit_of(key));
-    return key > floor_key && scaled >= kept.least ? units_of(exp_of(scaled)) : uint64_t(0);
+    return key > floor_key ? units_of(mass_of(row, logit_of(key))) : uint64_t(0);
   };
   const auto sum_of_keys = [&] {
     uint64_t sum = 0;
     for_each_key(row, keys, [&](uint32_t key) { sum += units(key); });
-    return block_reduce(sum, Sum(), shared);
+    return block_sum(sum, shared);
   };
   // If the candidates do not reach far enough, all keys do.
   keys.in_registers = keys.count > 0;
@@ -535,9 +555,9 @@ DEVICE void keep_top_p(const Row& row, Keys keys, Kept& kept, uint64_t target, S
   const uint32_t largest_key = key_of(row.largest);
   if (above_floor < target || floor_key == largest_key) {
     // The cut lies among the tokens of the last key, or stays.
-    const float scaled = row.scaled(logit_of(floor_key));
-    const uint64_t each = scaled >= kept.least ? units_of(exp_of(scaled)) : 0;
-    if (kept.cut.ties == 0 || above_floor + kept.cut.ties * each < target) return;
+    if (kept.cut.ties == 0) return;
+    const uint64_t each = units_of(mass_of(row, logit_of(floor_key)));
+    if (above_floor + kept.cut.ties * each < target) return;
     const uint32_t needed = ties_needed(above_floor, each, kept.cut.ties, target);
     if (needed == kept.cut.ties) return;
     kept.cut.ties = needed;
@@ -546,9 +566,10 @@ DEVICE void keep_top_p(const Row& row, Keys keys, Kept& kept, uint64_t target, S
   }
   Cut cut;
   cut.key = search(row, keys, floor_key + 1, largest_key, target, units, shared);
-  uint64_t ties;
-  const uint64_t above = sum_above(row, keys, cut.key, ties, units, shared);
-  cut.ties = ties_needed(above, units(cut.key), uint32_t(ties), target);
+  uint64_t above;
+  uint32_t ties;
+  sum_above(row, keys, cut.key, units, above, ties, shared);
+  cut.ties = ties_needed(above, units(cut.key), ties, target);
   if (cut.ties < ties) cut.last = nth_tie(row, cut.key, cut.ties, shared);
   kept.cut = cut;
 }
@@ -618,11 +639,11 @@ DEVICE uint32_t drawn(const Row& row, const Draw& draw, const Kept& kept, uint32
     }
   }
   const uint64_t place = winner.token == ~0u ? 0 : place_of(key_of(winner.score), winner.token);
-  return token_of(block_reduce(place, Largest(), shared));
+  return token_of(block_max(place, shared));
 }
 
 // tokens[entry] and states[entry]. Grid (entries), block 1024. A greedy entry reads its row once.
-KERNEL(1024)
+ROW_KERNEL
 sample(int* __restrict__ tokens, int* __restrict__ states, const float* __restrict__ logits, const float* __restrict__ ruled,
        const int* __restrict__ ruled_states, const Draw* __restrict__ draws, int64_t row_stride, int num_tokens) {
   __shared__ Shared shared;
@@ -666,7 +687,7 @@ DEVICE void write_top(int* top_tokens, float* top_logits, const Row& row, const 
 
 // reported[entry], and the likeliest tokens and their logits at [entry][0..count], rows of `most_top` (up to 1024). `tokens`
 // are those of the draws. Grid (entries), block 1024.
-KERNEL(1024)
+ROW_KERNEL
 logprobs(Reported* __restrict__ reported, int* __restrict__ top_tokens, float* __restrict__ top_logits,
          const float* __restrict__ logits, const float* __restrict__ ruled, const int* __restrict__ ruled_states,
          const int* __restrict__ tokens, const Report* __restrict__ reports, int64_t row_stride, int num_tokens, int most_top) {
@@ -684,13 +705,13 @@ logprobs(Reported* __restrict__ reported, int* __restrict__ top_tokens, float* _
     result.largest = row.largest;
     result.logit = token < num_tokens ? row.logits[token] : -infinity();
     clear_bins(shared);
-    uint64_t larger = 0;
+    uint32_t larger = 0;
     result.sum = mass_sum(row, [&](int, float logit) {
       larger += logit > result.logit;
       if (count > 0) count_bin(row, logit, shared);
       return mass_of(row, logit);
     }, shared);
-    result.rank = 1 + uint32_t(block_reduce(larger, Sum(), shared));
+    result.rank = 1 + block_sum(larger, shared);
     if (count > 0) {
       Cut cut;
       if (count < num_tokens) cut = first_tokens(row, collect_candidates(row, shared), count, shared);
@@ -706,7 +727,7 @@ logprobs(Reported* __restrict__ reported, int* __restrict__ top_tokens, float* _
 // ruled[entry] = the row with its rules applied: bias, mask, bans, penalties, in this order; states[entry] is DONE or, if the
 // row itself is not finite, NOT_FINITE. Tokens of a list beyond the row are passed over; `seen` has a token and how often the
 // output has it. Grid (entries), block 1024.
-KERNEL(1024)
+ROW_KERNEL
 apply_rules(float* __restrict__ ruled, int* __restrict__ states, const float* __restrict__ logits,
             const Rules* __restrict__ entries, const uint32_t* __restrict__ bias_tokens, const float* __restrict__ bias_values,
             const uint32_t* __restrict__ allowed, const uint32_t* __restrict__ banned, const uint2* __restrict__ seen,
@@ -726,8 +747,8 @@ apply_rules(float* __restrict__ ruled, int* __restrict__ states, const float* __
     to[token] = is_allowed(token) ? logit : -infinity();
   }
   const uint64_t found = best.has_fault ? FAULT : place_of(key_of(best.value), best.token);
-  const int state = state_of(block_reduce(found, Largest(), shared), NOT_FINITE);
-  // block_reduce was the barrier between the row and what changes it.
+  const int state = state_of(block_max(found, shared), NOT_FINITE);
+  // block_max was the barrier between the row and what changes it.
   for (int i = rules.bias_start + threadIdx.x; i < rules.bias_end; i += THREADS) {
     const uint32_t token = bias_tokens[i];
     // Whatever is added to a token that is not allowed, it stays impossible.

@@ -144,7 +144,8 @@ impl Entries {
             self.seen.extend(penalties.seen.iter().flat_map(|seen| [seen.token, seen.in_output]));
             factors = [penalties.repetition, penalties.frequency, penalties.presence];
         }
-        let lists = [bias_start, self.bias_tokens.len(), banned_start, self.banned.len(), seen_start, self.seen.len() / 2];
+        let lists =
+            [bias_start, self.bias_tokens.len(), banned_start, self.banned.len(), seen_start, self.seen.len() / 2];
         let [bias_start, bias_end, banned_start, banned_end, seen_start, seen_end] = lists.map(|at| at as u32);
         self.rules.extend([row as u32, bias_start, bias_end, mask, banned_start, banned_end, seen_start, seen_end]);
         self.rules.extend(factors.map(f32::to_bits));

@@ -257,7 +257,11 @@ mod tests {
         assert!(matches!(repack(&mixed), Err(Int4Error::Format { part: 1, .. })));
         let widths = [group32(1, 64), group32(1, 128)];
         assert_eq!(repack(&widths), Err(Int4Error::Width { part: 1, found: 128, expected: 64 }));
-        let dense = Matrix { rows: 1, columns: 64, data: WeightData { format: WeightFormat::Bf16, bytes: vec![0; 128].into() } };
+        let dense = Matrix {
+            rows: 1,
+            columns: 64,
+            data: WeightData { format: WeightFormat::Bf16, bytes: vec![0; 128].into() },
+        };
         assert!(matches!(repack(&[dense]), Err(Int4Error::Format { part: 0, .. })));
         let mut large_zero = group32(3, 64);
         large_zero.data.bytes.to_mut()[5 * 19 + 2] = 128;
