@@ -7,7 +7,7 @@ use crate::registers::{Doubles, lanes};
 use crate::warp::Warp;
 
 use super::access::{addresses, count, count_shared, resolve, split};
-use super::{Machine, Outcome, integer, trouble};
+use super::{Machine, Outcome, integer};
 
 /// `atom` or `red`
 pub(super) fn atomic(warp: &mut Warp, machine: &mut Machine<'_>, pc: usize, atomic: &Atomic, mask: u32) -> Outcome {
@@ -47,12 +47,11 @@ fn global(
 
 fn shared(warp: &mut Warp, machine: &mut Machine<'_>, atomic: &Atomic, addresses: &Doubles, mask: u32) -> Outcome {
     let bytes = atomic.of.bytes();
+    machine.shared.check(AccessKind::Atomic, mask, addresses, bytes)?;
     machine.shared.begin_instruction();
     for lane in lanes(mask) {
         let address = addresses[lane];
-        machine.shared.check(AccessKind::Atomic, address, bytes).map_err(|kind| trouble(lane, kind))?;
-        let done = machine.shared.atomic(&warp.clock, lane, address as u32, bytes);
-        done.map_err(|kind| trouble(lane, kind))?;
+        machine.shared.atomic(&warp.clock, lane, address, bytes)?;
         apply(warp, atomic, lane, &mut machine.shared.data[address as usize..][..bytes as usize]);
     }
     count_shared(machine, mask, addresses, bytes);

@@ -29,38 +29,52 @@ fn bytes_at<const N: usize>(data: &[u8], start: usize) -> [u8; N] {
 /// Bytes into registers.
 pub(super) fn gather(registers: &mut Registers, access: &Access, data: &[u8], part: &Part) {
     let element = access.element as usize;
+    match (element, access.double, access.registers.len()) {
+        (4, false, 1) => gather_words::<1>(registers, access, data, part),
+        (4, false, 2) => gather_words::<2>(registers, access, data, part),
+        (4, false, 4) => gather_words::<4>(registers, access, data, part),
+        _ => gather_any(registers, access, data, part),
+    }
+}
+
+/// Vectors of `N` words, of which each lane's lie one behind the other.
+fn gather_words<const N: usize>(registers: &mut Registers, access: &Access, data: &[u8], part: &Part) {
+    let mut values = [[0; LANES]; N];
+    if part.contiguous {
+        let window = &data[part.starts[0]..][..LANES * N * 4];
+        for lane in 0..LANES {
+            for (index, values) in values.iter_mut().enumerate() {
+                values[lane] = u32::from_le_bytes(bytes_at(window, (lane * N + index) * 4));
+            }
+        }
+    } else {
+        for lane in lanes(part.mask) {
+            let vector = &data[part.starts[lane]..][..N * 4];
+            for (index, values) in values.iter_mut().enumerate() {
+                values[lane] = u32::from_le_bytes(bytes_at(vector, index * 4));
+            }
+        }
+    }
+    for (slot, values) in access.registers.iter().zip(&values) {
+        registers.put_words(*slot, part.mask, values);
+    }
+}
+
+fn gather_any(registers: &mut Registers, access: &Access, data: &[u8], part: &Part) {
+    let element = access.element as usize;
     for (index, slot) in access.registers.iter().enumerate() {
         let skip = index * element;
-        match (element, access.double) {
-            (4, false) if part.contiguous && access.registers.len() == 1 => {
-                let window = &data[part.starts[0]..][..LANES * 4];
-                let mut values = [0; LANES];
-                for (value, bytes) in values.iter_mut().zip(window.chunks_exact(4)) {
-                    *value = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                }
-                registers.put_words(*slot, part.mask, &values);
+        for lane in lanes(part.mask) {
+            let start = part.starts[lane] + skip;
+            if element == 8 {
+                registers.doubles[*slot as usize][lane] = u64::from_le_bytes(bytes_at(data, start));
+                continue;
             }
-            (4, false) => {
-                let target = &mut registers.words[*slot as usize];
-                for lane in lanes(part.mask) {
-                    target[lane] = u32::from_le_bytes(bytes_at(data, part.starts[lane] + skip));
-                }
-            }
-            (8, _) => {
-                let target = &mut registers.doubles[*slot as usize];
-                for lane in lanes(part.mask) {
-                    target[lane] = u64::from_le_bytes(bytes_at(data, part.starts[lane] + skip));
-                }
-            }
-            (_, double) => {
-                for lane in lanes(part.mask) {
-                    let value = extended(data, part.starts[lane] + skip, element, access.extend);
-                    if double {
-                        registers.doubles[*slot as usize][lane] = value;
-                    } else {
-                        registers.words[*slot as usize][lane] = value as u32;
-                    }
-                }
+            let value = extended(data, start, element, access.extend);
+            if access.double {
+                registers.doubles[*slot as usize][lane] = value;
+            } else {
+                registers.words[*slot as usize][lane] = value as u32;
             }
         }
     }

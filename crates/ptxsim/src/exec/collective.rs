@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::fault::FaultKind;
 use crate::isa::{Barrier, BarrierReduction, Match, Reduce, Shuffle, ShuffleMode, Slot, Vote, VoteMode};
-use crate::registers::{LANES, Registers, lanes};
+use crate::registers::{LANE_BIT, LANES, Registers, Words, lanes};
 
 use super::{Outcome, integer, trouble};
 
@@ -14,6 +14,15 @@ pub(super) fn shuffle(registers: &mut Registers, mask: u32, shuffle: &Shuffle) -
     let (distance, control) = (*registers.word(shuffle.b), *registers.word(shuffle.c));
     let members = *registers.word(shuffle.members);
     let (mut results, mut in_range) = ([0; LANES], 0);
+    if mask == u32::MAX && members == [u32::MAX; LANES] {
+        for lane in 0..LANES {
+            let (source, valid) = source_lane(shuffle.mode, lane as u32, distance[lane] & 31, control[lane]);
+            results[lane] = values[source as usize % LANES];
+            in_range |= if valid { LANE_BIT[lane] } else { 0 };
+        }
+        finish_shuffle(registers, mask, shuffle, (&results, in_range));
+        return Ok(());
+    }
     for lane in lanes(mask) {
         let (source, valid) = source_lane(shuffle.mode, lane as u32, distance[lane] & 31, control[lane]);
         if members[lane] >> source & 1 == 0 || mask >> source & 1 == 0 {
@@ -25,14 +34,19 @@ pub(super) fn shuffle(registers: &mut Registers, mask: u32, shuffle: &Shuffle) -
         results[lane] = values[source as usize];
         in_range |= u32::from(valid) << lane;
     }
-    registers.put_words(shuffle.d, mask, &results);
-    if shuffle.in_range != crate::isa::NEVER {
-        registers.put_predicate(shuffle.in_range, mask, in_range);
-    }
+    finish_shuffle(registers, mask, shuffle, (&results, in_range));
     Ok(())
 }
 
+fn finish_shuffle(registers: &mut Registers, mask: u32, shuffle: &Shuffle, (results, in_range): (&Words, u32)) {
+    registers.put_words(shuffle.d, mask, results);
+    if shuffle.in_range != crate::isa::NEVER {
+        registers.put_predicate(shuffle.in_range, mask, in_range);
+    }
+}
+
 /// Where a lane reads: its own value if the lane meant is outside its segment.
+#[inline(always)]
 fn source_lane(mode: ShuffleMode, lane: u32, distance: u32, control: u32) -> (u32, bool) {
     let (clamp, segment) = (control & 31, control >> 8 & 31);
     let last = lane & segment | clamp & !segment;

@@ -21,7 +21,7 @@ struct Pending {
     lane: u8,
     bytes: u8,
     group: u32,
-    address: u32,
+    address: u64,
 }
 
 impl Copies {
@@ -43,13 +43,11 @@ impl Copies {
 pub(super) fn start(warp: &mut Warp, machine: &mut Machine<'_>, pc: usize, copy: &AsyncCopy, mask: u32) -> Outcome {
     let (to, from) = (addresses(&warp.registers, copy.to), addresses(&warp.registers, copy.from));
     let lengths = source_lengths(warp, copy);
+    machine.shared.check(AccessKind::AsyncCopy, mask, &to, copy.bytes)?;
     machine.shared.begin_instruction();
     for lane in lanes(mask) {
-        let kind = AccessKind::AsyncCopy;
-        machine.shared.check(kind, to[lane], copy.bytes).map_err(|kind| trouble(lane, kind))?;
-        let address = to[lane] as u32;
-        let begun = machine.shared.launch_copy(&warp.clock, lane, address, copy.bytes);
-        begun.map_err(|kind| trouble(lane, kind))?;
+        let address = to[lane];
+        machine.shared.launch_copy(&warp.clock, lane, address, copy.bytes)?;
         let (group, bytes) = (warp.copies.groups[lane], copy.bytes as u8);
         warp.copies.pending.push(Pending { lane: lane as u8, bytes, group, address });
         machine.shared.data[to[lane] as usize..][..copy.bytes as usize].fill(0);
