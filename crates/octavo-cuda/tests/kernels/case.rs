@@ -205,15 +205,19 @@ impl Case {
         let device = &mut self.device;
         let spans_at = device.upload(&spans);
         let out = device.poisoned::<bf16>(out_len);
-        let partial =
-            [device.poisoned::<f32>(partials * size), device.poisoned::<f32>(partials), device.poisoned::<f32>(partials)];
+        let partial = [
+            device.poisoned::<f32>(partials * size),
+            device.poisoned::<f32>(partials),
+            device.poisoned::<f32>(partials),
+        ];
         let at = self.addresses;
         let sizes = [heads, kv_heads, block_size, window, chunks].map(|size| size as i32);
         let arguments = Arguments::default().all(&partial).all(&[at.queries, at.keys, at.values, at.tables, spans_at]);
         let grid = [rows as u32, kv_heads as u32, chunks as u32];
         let extent = Extent { grid, block: 128, shared: self.shape.decode_shared() - self.denied };
         let report = device.run(kernel, extent, &arguments.all(&sizes).with(softcap))?;
-        let arguments = Arguments::default().with(out).all(&partial).with(spans_at).with(heads as i32).with(chunks as i32);
+        let arguments =
+            Arguments::default().with(out).all(&partial).with(spans_at).with(heads as i32).with(chunks as i32);
         let extent = Extent { grid: [rows as u32, heads as u32, 1], block: size as u32 / 2, shared: 0 };
         let merge = kernel_of("attention", &format!("attention_merge_d{size}"));
         device.run(merge, extent, &arguments)?;

@@ -54,8 +54,7 @@ impl Device {
 
     pub fn run(&mut self, kernel: &Kernel, extent: Extent, arguments: &Arguments) -> Result<Report, Fault> {
         let Extent { grid, block, shared } = extent;
-        let launch =
-            Launch { kernel, grid, block: [block, 1, 1], dynamic_shared: shared, params: &arguments.bytes };
+        let launch = Launch { kernel, grid, block: [block, 1, 1], dynamic_shared: shared, params: &arguments.bytes };
         launch.run(&mut self.memory)
     }
 }
@@ -99,7 +98,9 @@ pub fn ptx_of(stem: &str, kernel: &str) -> String {
 pub fn module_of(stem: &str, kernel: &str) -> &'static Module {
     static MODULES: OnceLock<Mutex<HashMap<String, &'static Module>>> = OnceLock::new();
     let mut modules = MODULES.get_or_init(Mutex::default).lock().unwrap();
-    modules.entry(kernel.to_owned()).or_insert_with(|| Box::leak(Box::new(Module::parse(&ptx_of(stem, kernel)).unwrap())))
+    modules
+        .entry(kernel.to_owned())
+        .or_insert_with(|| Box::leak(Box::new(Module::parse(&ptx_of(stem, kernel)).unwrap())))
 }
 
 /// The kernel, parsed once.

@@ -72,7 +72,10 @@ fn check_norm(case: &NormCase) -> Report {
         };
         let tolerance = if size == 4 { 1e-6 } else { 1.0 / 256.0 };
         for (found, expected) in found.iter().zip(&expected) {
-            assert!((found - expected).abs() <= tolerance * expected.abs().max(1e-3), "{name}: {found}, not {expected}");
+            assert!(
+                (found - expected).abs() <= tolerance * expected.abs().max(1e-3),
+                "{name}: {found}, not {expected}"
+            );
         }
     }
     reports.remove(1)
@@ -104,7 +107,8 @@ fn a_norm_moves_each_row_once() {
 fn the_gate_is_activated_and_multiplied() {
     for width in [8, 504, 512, 1032] {
         let rows = 2;
-        let mut gate_up: Vec<f32> = Noise::new(width as u64).vector(rows * 2 * width).iter().map(|v| v * 12.0).collect();
+        let mut gate_up: Vec<f32> =
+            Noise::new(width as u64).vector(rows * 2 * width).iter().map(|v| v * 12.0).collect();
         gate_up[..2].copy_from_slice(&[-200.0, 200.0]);
         let mut device = Device::new();
         let (out, input) = (device.poisoned::<bf16>(rows * width), device.upload(&gate_up));
@@ -131,7 +135,8 @@ fn gathered_rows_come_in_the_order_asked_for() {
         let (out, input_at, rows_at) = (device.poisoned::<f32>(3 * width), device.upload(&input), device.upload(&rows));
         let arguments = Arguments::default().all(&[out, input_at, rows_at]).with(width as i32);
         device.run(kernel_of("pointwise", "gather_rows"), extent([3, 1, 1], 128), &arguments).unwrap();
-        let expected: Vec<f32> = rows.iter().flat_map(|row| &input[*row as usize * width..][..width]).copied().collect();
+        let expected: Vec<f32> =
+            rows.iter().flat_map(|row| &input[*row as usize * width..][..width]).copied().collect();
         assert_eq!(device.download::<f32>(out, 3 * width), expected);
     }
 }
