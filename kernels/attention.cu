@@ -180,7 +180,7 @@ DEVICE void prefill(bf16* out, const bf16* queries, Cache cache, PrefillRows row
                 "README.md");                                                                                          \
   static_assert(PrefillAttention<D>::SHARED_BYTES == (D > 128 ? 256 * (D + 8) + 5648 : 384 * (D + 8) + 16),            \
                 "README.md");                                                                                          \
-  KERNEL(128)                                                                                                          \
+  KERNEL(128, 4)                                                                                                       \
   attention_decode_d##D(float* partial_out, float* partial_max, float* partial_sum, const bf16* queries,               \
                         const bf16* key_cache, const bf16* value_cache, const int* tables, const int* spans,           \
                         int num_heads, int num_kv_heads, int block_size, int window, int chunks, float softcap) {      \
@@ -190,7 +190,7 @@ DEVICE void prefill(bf16* out, const bf16* queries, Cache cache, PrefillRows row
     decode<D>({partial_out, partial_max, partial_sum, chunks}, queries, cache, span, num_heads / num_kv_heads, window, \
               softcap);                                                                                                \
   }                                                                                                                    \
-  KERNEL(D / 2)                                                                                                        \
+  KERNEL(D / 2, 4)                                                                                                     \
   attention_merge_d##D(bf16* out, const float* partial_out, const float* partial_max, const float* partial_sum,        \
                        const int* spans, int num_heads, int chunks) {                                                  \
     const Span span = span_at(spans, blockIdx.x);                                                                      \

@@ -12,8 +12,9 @@ typedef int int32_t;
 typedef long long int64_t;
 
 #define DEVICE __device__ __forceinline__
-// A kernel and the largest block that it is launched with.
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// A kernel: the largest block that it is launched with, and how many blocks of that size a multiprocessor should hold at
+// least. Without the second, the compiler may rather spill registers than lose a block.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
 constexpr int WARP = 32;
 constexpr uint32_t ALL_LANES = 0xffffffffu;
