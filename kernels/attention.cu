@@ -1,7 +1,7 @@
 // The attention kernels: decoding, the merge of its chunks, and prefill. What they share is in attention.cuh.
 #include "attention.cuh"
 
-// ---- Decode -------------------------------------------------------------------------------------------------------------
+// ---- Decode ----
 
 template <int D>
 using DecodeAttention = Attention<D, 4, 1, 2>;
@@ -54,12 +54,21 @@ DEVICE void decode(DecodeOutputs outputs, const bf16* queries, Cache cache, Span
   });
 }
 
-// The chunks of one sequence (blockIdx.x) and head (blockIdx.y), in ascending order: a thread has two columns. BATCH chunks
-// are read at once, so that their latencies overlap.
+// Two neighbours, or zeros, without a branch that would keep the next load waiting.
+DEVICE float2 load_pair_if(bool condition, const float* pointer) {
+  float2 v = make_float2(0.0f, 0.0f);
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p ld.global.v2.f32 {%0, %1}, [%2]; }"
+               : "+f"(v.x), "+f"(v.y)
+               : "l"(pointer), "r"(int(condition)));
+  return v;
+}
+
+// The chunks of one sequence (blockIdx.x) and head (blockIdx.y), in ascending order: a thread has two columns. BATCH
+// chunks are read at once, so that their latencies overlap.
 template <int D>
 DEVICE void merge(bf16* out, const float* partial_out, const float* partial_max, const float* partial_sum, Span span,
                   int chunks) {
-  constexpr int BATCH = 8;
+  constexpr int BATCH = 16;
   const int head = blockIdx.y, num_heads = gridDim.y, column = 2 * threadIdx.x;
   const int64_t partial = (blockIdx.x * int64_t(num_heads) + head) * chunks;
   const int seen = min(chunks, span.start / CHUNK + 1);
@@ -76,8 +85,7 @@ DEVICE void merge(bf16* out, const float* partial_out, const float* partial_max,
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       // What a chunk has that saw nothing was never written.
-      values[i] = make_float2(0.0f, 0.0f);
-      if (sums[i] != 0.0f) values[i] = *reinterpret_cast<const float2*>(&partial_out[(partial + first + i) * D + column]);
+      values[i] = load_pair_if(sums[i] != 0.0f, &partial_out[(partial + first + i) * D + column]);
     }
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
@@ -91,7 +99,7 @@ DEVICE void merge(bf16* out, const float* partial_out, const float* partial_max,
       pack_bf16(value.x * inverse, value.y * inverse);
 }
 
-// ---- Prefill ------------------------------------------------------------------------------------------------------------
+// ---- Prefill ----
 
 // Heads wider than 128 have two warps a tile: one lane's registers do not hold a chunk's sums and those of all chunks.
 template <int D>
@@ -147,7 +155,8 @@ DEVICE void prefill(bf16* out, const bf16* queries, Cache cache, PrefillRows row
     for (int i = 0; i < 2 * A::UNITS; i++) {
       if (!A::has(i / 2)) continue;
       const float* pair = &total.out[i / 2][i % 2][2 * row];
-      *reinterpret_cast<uint32_t*>(&shared.queries[own + 8 * row][A::column_of(i / 2) + i % 2 * 8 + A::lane() % 4 * 2]) =
+      *reinterpret_cast<uint32_t*>(
+          &shared.queries[own + 8 * row][A::column_of(i / 2) + i % 2 * 8 + A::lane() % 4 * 2]) =
           pack_bf16(pair[0] * inverse, pair[1] * inverse);
     }
   }
@@ -158,38 +167,43 @@ DEVICE void prefill(bf16* out, const bf16* queries, Cache cache, PrefillRows row
   });
 }
 
-// ---- Kernels ------------------------------------------------------------------------------------------------------------
+// ---- Kernels ----
 //
 // decode: grid (num_seqs, num_kv_heads, chunks), block 128; merge: grid (num_seqs, num_heads), block D / 2;
-// prefill: grid (num_tiles, num_kv_heads), block 128, 256 for D > 128. spans: 5 ints each: first row, rows, position of the
-// first, start of its block table in `tables`, one that is not used. A span of no rows is padding. tiles: pairs of a span and
-// the first of 64 rows of its flattened (token, head of the group). Dynamic shared memory: README.md, and the asserts.
+// prefill: grid (num_tiles, num_kv_heads), block 128, 256 for D > 128. spans: 5 ints each: first row, rows, position of
+// the first, start of its block table in `tables`, one that is not used. A span of no rows is padding. tiles: pairs of
+// a span and the first of 64 rows of its flattened (token, head of the group). Dynamic shared memory: README.md, and
+// the asserts.
 
-#define ATTENTION(D)                                                                                                      \
-  static_assert(DecodeAttention<D>::SHARED_BYTES == (D > 128 ? 288 * (D + 8) + 1552 : 544 * (D + 8) + 2576), "README.md"); \
-  static_assert(PrefillAttention<D>::SHARED_BYTES == (D > 128 ? 256 * (D + 8) + 5648 : 384 * (D + 8) + 16), "README.md");  \
-  KERNEL(128)                                                                                                             \
-  attention_decode_d##D(float* partial_out, float* partial_max, float* partial_sum, const bf16* queries,                  \
-                        const bf16* key_cache, const bf16* value_cache, const int* tables, const int* spans,              \
-                        int num_heads, int num_kv_heads, int block_size, int window, int chunks, float softcap) {         \
-    const Span span = span_at(spans, blockIdx.x);                                                                         \
-    const Cache cache = {key_cache, value_cache, tables + span.table_start, num_kv_heads, int(blockIdx.y), block_size};   \
-    decode<D>({partial_out, partial_max, partial_sum, chunks}, queries, cache, span, num_heads / num_kv_heads, window,    \
-              softcap);                                                                                                   \
-  }                                                                                                                       \
-  KERNEL(D / 2)                                                                                                           \
-  attention_merge_d##D(bf16* out, const float* partial_out, const float* partial_max, const float* partial_sum,           \
-                       const int* spans, int num_heads, int chunks) {                                                     \
-    const Span span = span_at(spans, blockIdx.x);                                                                         \
-    if (span.len > 0) merge<D>(out, partial_out, partial_max, partial_sum, span, chunks);                                 \
-  }                                                                                                                       \
-  KERNEL(PrefillAttention<D>::THREADS)                                                                                    \
-  attention_prefill_d##D(bf16* out, const bf16* queries, const bf16* key_cache, const bf16* value_cache,                  \
-                         const int* tables, const int* spans, const int* tiles, int num_heads, int num_kv_heads,          \
-                         int block_size, int window, float softcap) {                                                     \
-    const Span span = span_at(spans, tiles[2 * blockIdx.x]);                                                              \
-    const Cache cache = {key_cache, value_cache, tables + span.table_start, num_kv_heads, int(blockIdx.y), block_size};   \
-    prefill<D>(out, queries, cache, {span, tiles[2 * blockIdx.x + 1], num_heads / num_kv_heads, window}, softcap);        \
+#define ATTENTION(D)                                                                                                   \
+  static_assert(DecodeAttention<D>::SHARED_BYTES == (D > 128 ? 288 * (D + 8) + 1552 : 544 * (D + 8) + 2576),           \
+                "README.md");                                                                                          \
+  static_assert(PrefillAttention<D>::SHARED_BYTES == (D > 128 ? 256 * (D + 8) + 5648 : 384 * (D + 8) + 16),            \
+                "README.md");                                                                                          \
+  KERNEL(128, 4)                                                                                                       \
+  attention_decode_d##D(float* partial_out, float* partial_max, float* partial_sum, const bf16* queries,               \
+                        const bf16* key_cache, const bf16* value_cache, const int* tables, const int* spans,           \
+                        int num_heads, int num_kv_heads, int block_size, int window, int chunks, float softcap) {      \
+    const Span span = span_at(spans, blockIdx.x);                                                                      \
+    const Cache cache = {                                                                                              \
+        key_cache, value_cache, tables + span.table_start, num_kv_heads, int(blockIdx.y), block_size};                 \
+    decode<D>({partial_out, partial_max, partial_sum, chunks}, queries, cache, span, num_heads / num_kv_heads, window, \
+              softcap);                                                                                                \
+  }                                                                                                                    \
+  KERNEL(D / 2, 4)                                                                                                     \
+  attention_merge_d##D(bf16* out, const float* partial_out, const float* partial_max, const float* partial_sum,        \
+                       const int* spans, int num_heads, int chunks) {                                                  \
+    const Span span = span_at(spans, blockIdx.x);                                                                      \
+    if (span.len > 0) merge<D>(out, partial_out, partial_max, partial_sum, span, chunks);                              \
+  }                                                                                                                    \
+  KERNEL(PrefillAttention<D>::THREADS)                                                                                 \
+  attention_prefill_d##D(bf16* out, const bf16* queries, const bf16* key_cache, const bf16* value_cache,               \
+                         const int* tables, const int* spans, const int* tiles, int num_heads, int num_kv_heads,       \
+                         int block_size, int window, float softcap) {                                                  \
+    const Span span = span_at(spans, tiles[2 * blockIdx.x]);                                                           \
+    const Cache cache = {                                                                                              \
+        key_cache, value_cache, tables + span.table_start, num_kv_heads, int(blockIdx.y), block_size};                 \
+    prefill<D>(out, queries, cache, {span, tiles[2 * blockIdx.x + 1], num_heads / num_kv_heads, window}, softcap);     \
   }
 
 ATTENTION(16)

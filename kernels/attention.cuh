@@ -1,17 +1,17 @@
 // Causal attention over a paged KV cache, for decoding (one row a sequence, split over the positions) and for prefill.
 //
-// Both kernels do the same arithmetic for a row, in the same order, so that its bits do not depend on which one it met, nor
-// on the rows beside it:
-//   - positions are cut into chunks at absolute multiples of 256, and chunks into groups of 64 (32 for heads wider than 128);
+// Both kernels do the same arithmetic for a row, in the same order, so that its bits do not depend on which one it met,
+// nor on the rows beside it:
+//   - positions are cut into chunks at absolute multiples of 256, chunks into groups of 64 (32 if D is above 128);
 //   - within a chunk the groups are taken in ascending order: scores, their maximum with what there was, weights
-//     2^(score * log2 e - maximum) rounded to bfloat16 and summed as rounded, then out = out * scale + weights * values;
+//     2^(score * log2 e - maximum) rounded to bfloat16 and summed as rounded, out = out * scale + weights * values;
 //   - chunks are merged in ascending order by `merge_scales` and `merged`.
 // A group in which a row sees nothing, and a chunk likewise, changes no bit of the row.
 //
-// A tile is 16 rows, a row being one token's query head; the heads of a group are rows of one tile, so that they read their
-// keys and values once. WARPS warps share a tile: each makes the scores of its share of a group's positions and the output
-// of its share of the columns, and between the two they exchange maxima and weights through shared memory. A product's
-// element has the same bits whoever computes it, so WARPS may differ between the kernels.
+// A tile is 16 rows, a row being one token's query head; the heads of a group are rows of one tile, so that they read
+// their keys and values once. WARPS warps share a tile: each makes the scores of its share of a group's positions and
+// the output of its share of the columns, and between the two they exchange maxima and weights through shared memory. A
+// product's element has the same bits whoever computes it, so WARPS may differ between the kernels.
 #pragma once
 #include "prelude.cuh"
 
@@ -19,7 +19,8 @@ constexpr int CHUNK = 256;
 constexpr int TILE_ROWS = 16;
 constexpr int SPAN_INTS = 5;
 
-// Consecutive positions of one sequence: rows first_row.. at positions start.., their block table at tables[table_start].
+// Consecutive positions of one sequence: rows first_row.. at positions start.., their block table at
+// tables[table_start].
 struct Span {
   int first_row, len, start, table_start;
 };
@@ -46,11 +47,11 @@ struct Cache {
   const int* table;
   int num_kv_heads, kv_head, block_size;
 
-  // The row of D elements, counted from the start of the cache, that holds `position`; the next 15 are in the same block
-  // if the position is a multiple of 16.
+  // The row of D elements, counted from the start of the cache, that holds `position`; the next 15 are in the same
+  // block if the position is a multiple of 16.
   DEVICE uint32_t row_of(int position) const {
-    const uint32_t block = uint32_t(position) / uint32_t(block_size), offset = uint32_t(position) % uint32_t(block_size);
-    return (uint32_t(table[block]) * num_kv_heads + kv_head) * block_size + offset;
+    const uint32_t at = position, size = block_size;
+    return (uint32_t(table[at / size]) * num_kv_heads + kv_head) * size + at % size;
   }
 };
 
@@ -65,8 +66,8 @@ struct Sight {
 struct MergeScales {
   float before, chunk;
 };
-// Raises `largest` to that of one more chunk and says what the sums before it and its own are multiplied by. A chunk that
-// has seen nothing has the sum 0 (one that is not finite has not), and changes no bit: x + 0 * -0 is x, whatever x is.
+// Raises `largest` to that of one more chunk and says what the sums before it and its own are multiplied by. A chunk
+// that has seen nothing has the sum 0 (one that is not finite has not), and changes no bit: x + 0 * -0 is x for all x.
 DEVICE MergeScales merge_scales(float& largest, float chunk_largest, float chunk_sum) {
   const bool is_empty = chunk_sum == 0.0f;
   const float raised = is_empty ? largest : fmaxf(largest, chunk_largest);
@@ -131,8 +132,8 @@ DEVICE bool is_broken(uint4 eight) {
   return broken;
 }
 
-// A block of ROW_TILES tiles with WARPS warps each, over heads of D elements; STAGES groups of keys, and as many of values,
-// are in shared memory or on their way.
+// A block of ROW_TILES tiles with WARPS warps each, over heads of D elements; STAGES groups of keys, and as many of
+// values, are in shared memory or on their way.
 template <int D, int WARPS, int ROW_TILES, int STAGES>
 struct Attention {
   static constexpr int THREADS = WARP * WARPS * ROW_TILES;
@@ -143,6 +144,8 @@ struct Attention {
   static constexpr int SCORE_TILES = GROUP / 8 / WARPS;
   static constexpr int STEPS = GROUP / 16;
   static constexpr int UNITS = (D / 16 + WARPS - 1) / WARPS;
+  // Whether the rows of a block are of several tokens, so that some may see what others may not.
+  static constexpr bool MENDS = ROW_TILES > 1;
   using Partial = Sums<UNITS>;
 
   struct Tile {
@@ -169,8 +172,8 @@ struct Attention {
 
   // ---- Staging: every thread of the block copies its share, 16 bytes at a time.
 
-  // LANES threads share a row, each with every LANES-th piece of 16 bytes, so that what differs between a thread's pieces
-  // is known when this is compiled.
+  // LANES threads share a row, each with every LANES-th piece of 16 bytes, so that what differs between a thread's
+  // pieces is known when this is compiled.
   static constexpr int LANES = D / 8 & -(D / 8);
   static constexpr int STRIDE = THREADS / LANES;
 
@@ -323,9 +326,10 @@ struct Attention {
       *reinterpret_cast<uint32_t*>(&tile.weights[lane() / 4 + i % 2 * 8][column]) = weights[i / 2][i % 2];
     }
   }
-  // The weights of all the group's positions as operands of products: those of the tile's warps, or the lane's own, which
-  // are where a product wants them already.
-  static DEVICE void gather_weights(uint32_t (&a)[STEPS][4], const Tile& tile, const uint32_t (&weights)[SCORE_TILES][2]) {
+  // The weights of all the group's positions as operands of products: those of the tile's warps, or the lane's own,
+  // which are where a product wants them already.
+  static DEVICE void gather_weights(uint32_t (&a)[STEPS][4], const Tile& tile,
+                                    const uint32_t (&weights)[SCORE_TILES][2]) {
     if constexpr (WARPS > 1) {
       const uint32_t a_row = shared_address(&tile.weights[lane() % 16][lane() / 16 * 8]);
 #pragma unroll
@@ -371,34 +375,45 @@ struct Attention {
 
   // ---- All groups that some row of the block sees.
 
-  // The caller has put its queries on their way to shared.queries, uncommitted. `chunk_done` is called after the last group
-  // of each chunk, with the sums of the chunk alone.
-  template <class ChunkDone>
-  static DEVICE void attend(Shared& shared, const Cache& cache, const Sight& sight, float softcap, ChunkDone chunk_done) {
-    const int begin = sight.any.first / GROUP * GROUP, groups = (sight.any.end - begin + GROUP - 1) / GROUP;
-    uint32_t rows = 0;
-    auto stage_keys = [&](int group) {
+  // Puts groups on their way to shared memory, keys and values a commit each: keys 0, values 0, keys 1, ...
+  struct Pipeline {
+    Shared& shared;
+    const Cache& cache;
+    Range any;
+    int begin, groups;
+    uint32_t rows;  // of the last group whose keys were staged
+
+    DEVICE int position_of(int group) const { return begin + group * GROUP; }
+    DEVICE void stage_keys(int group) {
       if (group < groups) {
-        rows = locate(cache, sight.any, begin + group * GROUP);
-        stage(shared.keys[group % STAGES], cache.keys, rows, sight.any, begin + group * GROUP);
+        rows = locate(cache, any, position_of(group));
+        stage(shared.keys[group % STAGES], cache.keys, rows, any, position_of(group));
       }
       cp_async_commit();
-    };
-    // Always the values of the group whose keys were staged last.
-    auto stage_values = [&](int group) {
+    }
+    DEVICE void stage_values(int group) {
       if (0 <= group && group < groups) {
-        stage(shared.values[group % STAGES], cache.values, rows, sight.any, begin + group * GROUP);
+        stage(shared.values[group % STAGES], cache.values, rows, any, position_of(group));
       }
       cp_async_commit();
-    };
-    if (threadIdx.x < 2) shared.broken[0][threadIdx.x] = 0;
+    }
+  };
+
+  // The caller has put its queries on their way to shared.queries, uncommitted. `chunk_done` is called after the last
+  // group of each chunk, with the sums of the chunk alone.
+  template <class ChunkDone>
+  static DEVICE void attend(Shared& shared, const Cache& cache, const Sight& sight, float softcap,
+                            ChunkDone chunk_done) {
+    const int begin = sight.any.first / GROUP * GROUP, groups = (sight.any.end - begin + GROUP - 1) / GROUP;
+    Pipeline pipeline = {shared, cache, sight.any, begin, groups, 0};
+    if (MENDS && threadIdx.x < 2) shared.broken[0][threadIdx.x] = 0;
 
     Tile& exchange = shared.tiles[tile()];
     Partial partial;
     partial.clear();
     // The first STAGES rounds only fill the pipeline.
     for (int group = -STAGES; group < groups; group++) {
-      const int position = begin + group * GROUP, stage_of = uint32_t(group) % STAGES;
+      const int position = pipeline.position_of(group), stage_of = uint32_t(group) % STAGES;
       const bool is_whole = position >= sight.whole.first && position + GROUP <= sight.whole.end;
       const bool is_active = group >= 0 && position < sight.warp.end && position + GROUP > sight.warp.first;
       float scores[SCORE_TILES][4], largest[2];
@@ -406,8 +421,8 @@ struct Attention {
         cp_async_wait<2 * STAGES - 2>();
         __syncthreads();  // This group's keys are there, and nobody reads the last group's values any more.
       }
-      stage_values(group + STAGES - 1);
-      if (group >= 0 && threadIdx.x < 2) shared.broken[(group + 1) % 2][threadIdx.x] = 0;
+      pipeline.stage_values(group + STAGES - 1);
+      if (MENDS && group >= 0 && threadIdx.x < 2) shared.broken[(group + 1) % 2][threadIdx.x] = 0;
       if (is_active) {
         score(scores, &shared.queries[tile() * TILE_ROWS], shared.keys[stage_of]);
         if (softcap > 0.0f) cap(scores, softcap);
@@ -417,10 +432,10 @@ struct Attention {
       }
       if (group >= 0) {
         cp_async_wait<2 * STAGES - 2>();
-        if (ROW_TILES > 1 && !is_whole) mend(shared.values[stage_of], shared.broken[group % 2]);
+        if (MENDS && !is_whole) mend(shared.values[stage_of], shared.broken[group % 2]);
         __syncthreads();  // This group's values are there, and nobody reads its keys any more.
       }
-      stage_keys(group + STAGES);
+      pipeline.stage_keys(group + STAGES);
       if (group < 0) continue;
 
       uint32_t weights[SCORE_TILES][2];
@@ -434,7 +449,7 @@ struct Attention {
         uint32_t a[STEPS][4];
         gather_weights(a, exchange, weights);
         accumulate(partial, a, shared.values[stage_of]);
-        if (ROW_TILES > 1 && !is_whole) spoil(partial, shared.broken[group % 2], sight, position);
+        if (MENDS && !is_whole) spoil(partial, shared.broken[group % 2], sight, position);
       }
       if ((position + GROUP) % CHUNK == 0 || group + 1 == groups) {
         partial.sum[0] = quad_sum(partial.sum[0]);
@@ -445,4 +460,3 @@ struct Attention {
     }
   }
 };
-

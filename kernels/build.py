@@ -1,8 +1,8 @@
 """Compile the kernels: kernels/*.cu to cubins, one PTX and a table of what each kernel takes. No GPU is needed.
 
-The cubins (one an architecture) come from the NVRTC 12.9 line, which any driver from 525 on loads; the PTX, which chips
-without a cubin compile at load, from NVRTC 12.4, since a driver refuses PTX that is newer than itself. Both are wheels on
-PyPI that unpack to nvidia/cuda_nvrtc/lib:
+The cubins (one an architecture) come from the NVRTC 12.9 line, which any driver from 525 on loads; the PTX, for chips
+without a cubin, from NVRTC 12.4, since a driver refuses PTX that is newer than itself. Both are wheels on PyPI that
+unpack to nvidia/cuda_nvrtc/lib:
 
     pip install --no-deps --target target/nvrtc nvidia-cuda-nvrtc-cu12==12.9.86
     pip install --no-deps --target target/nvrtc-ptx nvidia-cuda-nvrtc-cu12==12.4.127
@@ -10,9 +10,8 @@ PyPI that unpack to nvidia/cuda_nvrtc/lib:
 
     python kernels/build.py --nvrtc target/nvrtc --nvrtc-ptx target/nvrtc-ptx --nvdisasm target/nvdisasm --check-sass
 
-Written to target/kernels: {stem}.{arch}.cubin, {stem}.ptx and resources.json. A kernel that exceeds kernels/budget.toml, or
-that has no entry there, fails the build; so does an entry without a kernel. Sources that have not changed are not compiled
-again.
+Written to target/kernels: {stem}.{arch}.cubin, {stem}.ptx and resources.json. A kernel that exceeds budget.toml or has
+no entry there fails the build, and so does an entry without a kernel. What has not changed is not compiled again.
 """
 
 from __future__ import annotations
@@ -21,10 +20,12 @@ import argparse
 import ctypes
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ FACTS = {
     "spill": re.compile(r"(\d+) bytes spill stores"),
 }
 LIMITS = ("registers", "shared")
+# Local memory, and accesses of which the compiler did not know the memory.
+FORBIDDEN = {"LDL": 0, "STL": 0, "LD": 0, "ST": 0}
 
 Resources = dict[str, dict[str, dict[str, int]]]
 
@@ -62,10 +65,9 @@ class Nvrtc:
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "its version")
-        if (major.value, minor.value) != expected:
-            raise BuildError(
-                f"{library}: found NVRTC {major.value}.{minor.value}, expected {expected[0]}.{expected[1]}"
-            )
+        self.version = (major.value, minor.value)
+        if self.version != expected:
+            raise BuildError(f"{library}: found NVRTC {dotted(self.version)}, expected {dotted(expected)}")
 
     def compile(self, source: Path, headers: dict[str, str], options: list[str], result: str) -> tuple[bytes, str]:
         """Compile one file to its `result` ("PTX" or "CUBIN"); the second value is the log."""
@@ -94,6 +96,11 @@ class Nvrtc:
             raise BuildError(f"{what}: {self._library.nvrtcGetErrorString(code).decode()}\n{log}".rstrip())
 
 
+def dotted(version: tuple[int, int]) -> str:
+    """A version as people write it."""
+    return f"{version[0]}.{version[1]}"
+
+
 def _strings(values: list[str]) -> Any:
     return (ctypes.c_char_p * max(1, len(values)))(*(value.encode() for value in values))
 
@@ -104,7 +111,7 @@ def find_nvrtc(directory: Path | None, option: str, version: tuple[int, int], wh
     library = root / LIBRARY
     if not library.exists():
         raise BuildError(
-            f"NVRTC {version[0]}.{version[1]}: found no {library}; "
+            f"NVRTC {dotted(version)}: found no {library}; "
             f"expected it in {option} DIRECTORY: pip install --no-deps --target DIRECTORY {wheel}"
         )
     return Nvrtc(library, version)
@@ -143,47 +150,63 @@ def parse_resources(log: str) -> Resources:
 
 
 class Build:
-    """One run: what there is, what is made, what is known of it."""
+    """One run: what is there already, what is made, what is known of it."""
 
     def __init__(self, out: Path, cubins: Nvrtc, ptx: Nvrtc) -> None:
         """Results go to `out`."""
-        self._out, self._compilers = out, {"CUBIN": cubins, "PTX": ptx}
+        out.mkdir(parents=True, exist_ok=True)
+        self._out, self._cubins, self._ptx = out, cubins, ptx
         self._headers = {path.name: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.cuh"))}
         self._state_path = out / "build-state.json"
-        self._state: dict[str, Any] = {}
+        self._old: dict[str, Any] = {}
         if self._state_path.exists():
-            self._state = json.loads(self._state_path.read_text(encoding="utf-8"))
-        self._made: set[str] = set()
+            self._old = json.loads(self._state_path.read_text(encoding="utf-8"))
 
-    def make(self, source: Path, architecture: str) -> Resources:
-        """One cubin, or the PTX, unless it is there already."""
-        is_ptx = architecture == PTX_ARCHITECTURE
-        path = self._out / (f"{source.stem}.ptx" if is_ptx else f"{source.stem}.{architecture}.cubin")
-        options = [f"--gpu-architecture={architecture}", "--std=c++17"]
-        options += [] if is_ptx else ["--ptxas-options=-v"]
-        content = [source.read_text(encoding="utf-8"), *self._headers.values(), *options, Path(__file__).read_text("utf-8")]
-        digest = hashlib.sha256("\0".join(content).encode()).hexdigest()
-        known = self._state.get(path.name, {})
-        self._made.add(path.name)
-        if known.get("digest") == digest and path.exists():
-            return known["resources"]
-        result = "PTX" if is_ptx else "CUBIN"
-        binary, log = self._compilers[result].compile(source, self._headers, options, result)
-        warnings = [line for line in log.splitlines() if "warning" in line]
-        if warnings:
-            raise BuildError(f"{source.name} for {architecture}: found {len(warnings)} warnings, expected none\n{log}")
-        path.write_bytes(binary.rstrip(b"\0") if is_ptx else binary)
-        resources = {} if is_ptx else parse_resources(log)
-        self._state[path.name] = {"digest": digest, "resources": resources}
-        self._state_path.write_text(json.dumps(self._state), encoding="utf-8")
+    def run(self) -> Resources:
+        """Everything, as many at a time as there are processors. What succeeds is kept even if something else fails."""
+        sources = sorted(KERNELS.glob("*.cu"), key=lambda source: -source.stat().st_size)
+        jobs = [(source, architecture) for source in sources for architecture in (PTX_ARCHITECTURE, *ARCHITECTURES)]
+        state: dict[str, Any] = {}
+        errors = []
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = {pool.submit(self._make, *job): self._path(*job).name for job in jobs}
+            for future in as_completed(futures):
+                try:
+                    state[futures[future]] = future.result()
+                except BuildError as error:
+                    errors.append(str(error))
+                self._state_path.write_text(json.dumps({**self._old, **state}), encoding="utf-8")
+        if errors:
+            raise BuildError("\n".join(errors))
+        self._state_path.write_text(json.dumps(state), encoding="utf-8")
+        for path in [*self._out.glob("*.cubin"), *self._out.glob("*.ptx")]:
+            if path.name not in state:
+                path.unlink()
+        resources: Resources = {}
+        for source, architecture in sorted(jobs):
+            for kernel, facts in state[self._path(source, architecture).name]["resources"].items():
+                resources.setdefault(kernel, {}).update(facts)
+        (self._out / "resources.json").write_text(json.dumps(resources, indent=1), encoding="utf-8")
         return resources
 
-    def remove_others(self) -> None:
-        """Results of sources that are gone."""
-        for path in [*self._out.glob("*.cubin"), *self._out.glob("*.ptx")]:
-            if path.name not in self._made:
-                path.unlink()
-                self._state.pop(path.name, None)
+    def _path(self, source: Path, architecture: str) -> Path:
+        return self._out / f"{source.stem}.{'ptx' if architecture == PTX_ARCHITECTURE else architecture + '.cubin'}"
+
+    def _make(self, source: Path, architecture: str) -> dict[str, Any]:
+        """One cubin, or the PTX, unless it is there already; what is known of it."""
+        is_ptx, path = architecture == PTX_ARCHITECTURE, self._path(source, architecture)
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", *([] if is_ptx else ["--ptxas-options=-v"])]
+        compiler, result = (self._ptx, "PTX") if is_ptx else (self._cubins, "CUBIN")
+        content = [source.read_text(encoding="utf-8"), *self._headers.values(), *options, str(compiler.version)]
+        digest = hashlib.sha256("\0".join(content).encode()).hexdigest()
+        known = self._old.get(path.name, {})
+        if known.get("digest") == digest and path.exists():
+            return dict(known)
+        binary, log = compiler.compile(source, self._headers, options, result)
+        if "warning" in log:
+            raise BuildError(f"{source.name} for {architecture}: found warnings, expected none\n{log}")
+        path.write_bytes(binary.rstrip(b"\0") if is_ptx else binary)
+        return {"digest": digest, "resources": {} if is_ptx else parse_resources(log)}
 
 
 def excesses(budget: dict[str, dict[str, Any]], resources: Resources) -> list[str]:
@@ -222,10 +245,10 @@ def count_instructions(nvdisasm: Path, cubin: Path) -> dict[str, dict[str, int]]
 
 
 def sass_faults(budget: dict[str, dict[str, Any]], cubin: Path, counts: dict[str, dict[str, int]]) -> list[str]:
-    """What the budget expects of the machine code and does not find, and local memory, which nobody may use."""
+    """What the budget expects of the machine code and does not find, and what nobody may use."""
     found = []
     for name, instructions in counts.items():
-        expected = {**budget.get(name, {}).get("sass", {}), "LDL": 0, "STL": 0}
+        expected = {**budget.get(name, {}).get("sass", {}), **FORBIDDEN}
         for wanted, least in expected.items():
             parts = set(wanted.split("."))
             number = sum(count for opcode, count in instructions.items() if parts <= set(opcode.split(".")))
@@ -253,8 +276,14 @@ def parse_arguments() -> argparse.Namespace:
     here = "default: the running interpreter's site-packages"
     add("--nvrtc", type=Path, metavar="DIRECTORY", help=f"where NVRTC 12.9 was installed; {here}")
     add("--nvrtc-ptx", type=Path, metavar="DIRECTORY", help=f"where NVRTC 12.4 was installed; {here}")
-    add("--out", type=Path, default=KERNELS.parent / "target" / "kernels", help="default: target/kernels")
-    add("--check-sass", action="store_true", help="check the machine code: budget.toml's `sass`, and no local memory")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIRECTORY",
+        default=KERNELS.parent / "target/kernels",
+        help="default: target/kernels",
+    )
+    add("--check-sass", action="store_true", help="check the machine code too")
     add("--nvdisasm", type=Path, metavar="DIRECTORY", help=f"where nvidia-cuda-nvdisasm was installed; {here}")
     return parser.parse_args()
 
@@ -278,16 +307,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     ptx = find_nvrtc(arguments.nvrtc_ptx, "--nvrtc-ptx", PTX_VERSION, f"{wheel}==12.4.127")
     budget = read_budget(KERNELS / "budget.toml")
     out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
-    build = Build(out, cubins, ptx)
-    resources: Resources = {}
-    for source in sorted(KERNELS.glob("*.cu")):
-        build.make(source, PTX_ARCHITECTURE)
-        for architecture in ARCHITECTURES:
-            for kernel, facts in build.make(source, architecture).items():
-                resources.setdefault(kernel, {}).update(facts)
-    build.remove_others()
-    (out / "resources.json").write_text(json.dumps(resources, indent=1), encoding="utf-8")
+    resources = Build(out, cubins, ptx).run()
     print_table(budget, resources)
     faults = excesses(budget, resources)
     if arguments.check_sass:

@@ -1,18 +1,20 @@
 // out[m, n] = input[m, k] times the transpose of a matrix [n, k] of 4-bit weights: value = scale * (code - zero), with
-// a scale (f16) and a zero point (a byte below 128) for each GROUP columns of a row. k is a multiple of 64 and of GROUP.
+// a scale (f16) and a zero point (a byte below 128) for each GROUP columns of a row. k is a multiple of 64 and of
+// GROUP.
 //
 // What is multiplied is exact: code - zero is a whole number that bfloat16 holds, a product of it and an input is exact
 // in f32, and the scale is applied in f32 to the sum of up to 64 (at most GROUP) such products.
 //
-// The layout of the weights (`octavo_cuda::int4` packs it), N being n rounded up to a multiple of 64, rows beyond n zero:
-//   codes   [N / 16][k / 64][32 lanes][4] words of 32 bits. With lane = 4 * g + t and r = 16 * tile, the word w of a chunk
-//           of 64 columns that starts at c has the codes of rows r + g and r + g + 8 at the four columns from
-//           c + 32 * (w / 2) + 8 * t + 4 * (w % 2) on. Bits 4i.. and 16 + 4i.. (i = 0 to 3) are the first and the second
-//           of two neighbours: i = 0 the first two columns of row r + g, i = 1 of row r + g + 8, i = 2 the last two
-//           columns of row r + g, i = 3 of row r + g + 8. So 16 bytes a lane are a tile of 16 rows and 64 columns, and
-//           a word is the operand A of one matrix instruction, its columns in an order that suits 16-byte loads of the input.
-//   scales  [k / GROUP][N / 32][8][4] f16: those of rows 32 * tile + g + 8 * i at [g][i].
-//   zeros   [k / GROUP][N / 32][8][4] bytes, in the same order.
+// The layout of the weights, which `octavo_cuda::int4` makes; N is n rounded up to a multiple of 64 by rows of zeros:
+//
+// - codes, [N / 16][k / 64][32 lanes][4] words of 32 bits. With lane = 4 g + t and r = 16 * tile, word w of a chunk of
+//   64 columns that starts at c has the codes of rows r + g and r + g + 8 at the four columns from
+//   c + 32 (w / 2) + 8 t + 4 (w % 2) on. Bits 4i.. and 16 + 4i.. (i = 0 to 3) are the first and the second of two
+//   neighbours: i = 0 the first two columns of row r + g, i = 1 of row r + g + 8, i = 2 the last two columns of row
+//   r + g, i = 3 of row r + g + 8. So 16 bytes a lane are a tile of 16 rows and 64 columns, and a word is the operand A
+//   of one matrix instruction, its columns in an order that suits loads of 16 bytes of the input.
+// - scales, [k / GROUP][N / 32][8][4] f16: those of rows 32 * tile + g + 8 i at [g][i].
+// - zeros, [k / GROUP][N / 32][8][4] bytes, in the same order.
 #include "prelude.cuh"
 
 constexpr int CHUNK = 64;          // columns of a tile of codes
@@ -55,7 +57,7 @@ DEVICE void add_scaled(float (&sums)[4], const float (&partial)[4], float scale_
   sums[3] = fmaf(scale_high, partial[3], sums[3]);
 }
 
-// ---- Up to 8 rows of input: bound by memory ------------------------------------------------------------------------------
+// ---- Up to 8 rows of input: bound by memory -------------------------------------------------------------------------
 
 constexpr int GEMV_WARPS = 8;
 constexpr int GEMV_ROWS = 8;
@@ -132,7 +134,8 @@ struct Gemv {
   }
 };
 
-// Grid (ceil(n / 32)), block 256, m from 1 to 8. The warps share k, step by step; each byte of the weights is read once.
+// Grid (ceil(n / 32)), block 256, m from 1 to 8. The warps share k, step by step; each byte of the weights is read
+// once.
 template <int GROUP>
 DEVICE void int4_gemv(float* __restrict__ out, const bf16* __restrict__ input, const uint32_t* __restrict__ codes,
                       const half* __restrict__ scales, const uint8_t* __restrict__ zeros, int m, int n, int k) {
@@ -174,7 +177,7 @@ DEVICE void int4_gemv(float* __restrict__ out, const bf16* __restrict__ input, c
   if (warp < m && column < n) out[int64_t(warp) * n + column] = sum;
 }
 
-// ---- More rows: matrix instructions fed from shared memory ---------------------------------------------------------------
+// ---- More rows: matrix instructions fed from shared memory ----------------------------------------------------------
 
 constexpr int GEMM_THREADS = 128;
 constexpr int GEMM_WARPS = GEMM_THREADS / WARP;
@@ -186,7 +189,8 @@ constexpr int INPUT_ROW_BYTES = STAGE_DEPTH * 2;
 constexpr int STAGE_CODE_BYTES = GEMM_COLUMNS * STAGE_DEPTH / 2;
 constexpr int GROUP_BYTES = BLOCK_COLUMNS * 3;  // the scales and zero points of a warp's columns
 
-// Where a 16-byte piece of a row of input lies: rows of either parity use their own half of the banks in the same moment.
+// Where a 16-byte piece of a row of input lies: rows of either parity use their own half of the banks in the same
+// moment.
 DEVICE int input_offset(int row, int piece) { return row * INPUT_ROW_BYTES + (piece ^ (row % 2 * 4)) * 16; }
 
 // A block's view of its problem. A warp works on 32 columns of out (`side`) and on every second chunk (`turn`).
@@ -256,7 +260,8 @@ struct Gemm {
 #pragma unroll
       for (int word = 0; word < 4; word++) {
         const GroupParameters& group = groups[word * PARTS / 4];
-        dequantize(a[tile][word], word_of(words, word), minus_zero_of(group, 2 * tile), minus_zero_of(group, 2 * tile + 1));
+        dequantize(a[tile][word], word_of(words, word), minus_zero_of(group, 2 * tile),
+                   minus_zero_of(group, 2 * tile + 1));
       }
     }
 #pragma unroll
@@ -278,7 +283,8 @@ struct Gemm {
             const uint4 input = inputs[word / 2];
             mma_m16n8k16(partial, a[tile][word], word_of(input, word % 2 * 2), word_of(input, word % 2 * 2 + 1));
           }
-          add_scaled(sums[tokens][tile], partial, scale_of(groups[part], 2 * tile), scale_of(groups[part], 2 * tile + 1));
+          add_scaled(sums[tokens][tile], partial, scale_of(groups[part], 2 * tile),
+                     scale_of(groups[part], 2 * tile + 1));
         }
       }
     }
@@ -303,8 +309,8 @@ DEVICE void join_turns(float (&sums)[GEMM_ROWS / 8][2][4], const Gemm<GROUP>& ge
   }
 }
 
-// Grid (ceil(n / 64), ceil(m / 64), splits), block 128. Split z takes its share of k and writes out[z]; with more than one,
-// int4_sum_splits adds them up.
+// Grid (ceil(n / 64), ceil(m / 64), splits), block 128. Split z takes its share of k and writes out[z]; with more than
+// one, int4_sum_splits adds them up.
 template <int GROUP>
 DEVICE void int4_gemm(float* __restrict__ out, const bf16* __restrict__ input, const uint32_t* __restrict__ codes,
                       const half* __restrict__ scales, const uint8_t* __restrict__ zeros, int m, int n, int k) {
@@ -358,16 +364,16 @@ DEVICE void int4_gemm(float* __restrict__ out, const bf16* __restrict__ input, c
   }
 }
 
-#define INT4_KERNELS(GROUP)                                                                                              \
-  KERNEL(256)                                                                                                            \
-  int4_gemv_g##GROUP(float* out, const bf16* input, const uint32_t* codes, const half* scales, const uint8_t* zeros,     \
-                     int m, int n, int k) {                                                                              \
-    int4_gemv<GROUP>(out, input, codes, scales, zeros, m, n, k);                                                         \
-  }                                                                                                                      \
-  KERNEL(128)                                                                                                            \
-  int4_gemm_g##GROUP(float* out, const bf16* input, const uint32_t* codes, const half* scales, const uint8_t* zeros,     \
-                     int m, int n, int k) {                                                                              \
-    int4_gemm<GROUP>(out, input, codes, scales, zeros, m, n, k);                                                         \
+#define INT4_KERNELS(GROUP)                                                                                          \
+  KERNEL(256)                                                                                                        \
+  int4_gemv_g##GROUP(float* out, const bf16* input, const uint32_t* codes, const half* scales, const uint8_t* zeros, \
+                     int m, int n, int k) {                                                                          \
+    int4_gemv<GROUP>(out, input, codes, scales, zeros, m, n, k);                                                     \
+  }                                                                                                                  \
+  KERNEL(128)                                                                                                        \
+  int4_gemm_g##GROUP(float* out, const bf16* input, const uint32_t* codes, const half* scales, const uint8_t* zeros, \
+                     int m, int n, int k) {                                                                          \
+    int4_gemm<GROUP>(out, input, codes, scales, zeros, m, n, k);                                                     \
   }
 INT4_KERNELS(32)
 INT4_KERNELS(64)

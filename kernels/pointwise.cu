@@ -1,7 +1,7 @@
 // What happens between the matrix products, a row of the step at a time.
 //
-// The residual stream `hidden` is f32; what goes into a product is bfloat16, what comes out of one f32. Every row starts
-// at a multiple of 16 bytes: hidden_size and intermediate_size are multiples of 8.
+// The residual stream `hidden` is f32; what goes into a product is bfloat16, what comes out of one f32. Every row
+// starts at a multiple of 16 bytes: hidden_size and intermediate_size are multiples of 8.
 #include "prelude.cuh"
 
 constexpr int NORM_THREADS = 256;
@@ -27,15 +27,15 @@ embed(float* hidden, const bf16* __restrict__ table, const int* __restrict__ tok
   }
 }
 
+DEVICE float4 sum_of(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
 // Four values of the residual stream with the update added, written back.
 DEVICE float4 updated(float* hidden, const float* update, int64_t at) {
-  float4 v = load4(hidden + at);
-  if (update != nullptr) {
-    const float4 u = load4(update + at);
-    v = make_float4(v.x + u.x, v.y + u.y, v.z + u.z, v.w + u.w);
-    store4(hidden + at, v);
-  }
-  return v;
+  const float4 v = load4(hidden + at);
+  if (update == nullptr) return v;
+  const float4 sum = sum_of(v, load4(update + at));
+  store4(hidden + at, sum);
+  return sum;
 }
 
 DEVICE float sum_of_squares(float4 v, float sum) {
@@ -47,7 +47,7 @@ DEVICE float4 normed(float4 v, float factor, float4 w) {
   return make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
 }
 
-// hidden[row] += update[row] (unless update is null), then out[row] = hidden[row] * weight / sqrt(mean square + epsilon).
+// hidden[row] += update[row] unless update is null; out[row] = hidden[row] * weight / sqrt(mean square + epsilon).
 template <class Out>
 DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float* __restrict__ update,
                  const float* __restrict__ weight, int hidden_size, float epsilon) {
@@ -55,16 +55,27 @@ DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float*
   const int64_t row = blockIdx.x * int64_t(hidden_size);
   const int first = 4 * threadIdx.x;
   constexpr int STEP = 4 * NORM_THREADS;
-  float4 kept[KEPT];
+  float4 kept[KEPT], change[KEPT];
   float sum = 0.0f;
+  // All that is read is under way before the first of it is used.
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
-    if (first + i * STEP < hidden_size) {
-      kept[i] = updated(hidden, update, row + first + i * STEP);
-      sum = sum_of_squares(kept[i], sum);
-    }
+    const int at = first + i * STEP;
+    kept[i] = change[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (at < hidden_size) kept[i] = load4(hidden + row + at);
+    if (at < hidden_size && update != nullptr) change[i] = load4(update + row + at);
   }
-  for (int i = first + KEPT * STEP; i < hidden_size; i += STEP) sum = sum_of_squares(updated(hidden, update, row + i), sum);
+#pragma unroll
+  for (int i = 0; i < KEPT; i++) {
+    const int at = first + i * STEP;
+    kept[i] = sum_of(kept[i], change[i]);
+    if (at < hidden_size && update != nullptr) store4(hidden + row + at, kept[i]);
+    sum = sum_of_squares(kept[i], sum);
+  }
+#pragma unroll 1
+  for (int i = first + KEPT * STEP; i < hidden_size; i += STEP) {
+    sum = sum_of_squares(updated(hidden, update, row + i), sum);
+  }
   sum = block_sum<NORM_THREADS / WARP>(sum, scratch);
   const float factor = 1.0f / sqrtf(sum / float(hidden_size) + epsilon);
 #pragma unroll
@@ -72,6 +83,7 @@ DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float*
     const int at = first + i * STEP;
     if (at < hidden_size) store4(out + row + at, normed(kept[i], factor, load4(weight + at)));
   }
+#pragma unroll 1
   for (int i = first + KEPT * STEP; i < hidden_size; i += STEP) {
     store4(out + row + i, normed(load4(hidden + row + i), factor, load4(weight + i)));
   }

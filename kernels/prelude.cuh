@@ -12,8 +12,9 @@ typedef int int32_t;
 typedef long long int64_t;
 
 #define DEVICE __device__ __forceinline__
-// A kernel and the largest block that it is launched with.
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// A kernel: the largest block that it is launched with, and how many blocks of that size a multiprocessor should hold at
+// least. Without the second, the compiler may rather spill registers than lose a block.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
 constexpr int WARP = 32;
 constexpr uint32_t ALL_LANES = 0xffffffffu;
@@ -32,7 +33,7 @@ struct half {
 DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
 DEVICE float not_a_number() { return __uint_as_float(0x7fffffffu); }
 
-// ---- Conversions ------------------------------------------------------------------------------------------------------
+// ---- Conversions ----
 
 DEVICE float to_f32(bf16 value) { return __uint_as_float(uint32_t(value.bits) << 16); }
 DEVICE float to_f32(half value) {
@@ -66,7 +67,7 @@ DEVICE float kv_flushed(float value) { return fabsf(value) < SMALLEST_KV ? 0.0f 
 DEVICE bf16 kv_bf16(float value) { return to_bf16(kv_flushed(value)); }
 DEVICE uint32_t pack_kv_bf16(float low, float high) { return pack_bf16(kv_flushed(low), kv_flushed(high)); }
 
-// ---- Functions of the special function unit ---------------------------------------------------------------------------
+// ---- Functions of the special function unit ----
 
 // 2^x within 2 units of the last place; 2^-inf is 0.
 DEVICE float ex2(float x) {
@@ -87,7 +88,7 @@ DEVICE float rcp(float x) {
   return result;
 }
 
-// ---- Bits ---------------------------------------------------------------------------------------------------------------
+// ---- Bits ----
 
 // Any function of three bits: TABLE is that function of 0xf0, 0xcc and 0xaa.
 template <int TABLE>
@@ -103,7 +104,7 @@ DEVICE uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
   return result;
 }
 
-// ---- Memory -------------------------------------------------------------------------------------------------------------
+// ---- Memory ----
 
 DEVICE uint32_t shared_address(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
 
@@ -122,11 +123,32 @@ DEVICE uint4 load_streaming(const void* pointer) {
   return v;
 }
 
+// For pointers of which the compiler does not see that they are global: those that are loaded, or chosen between.
+DEVICE uint4 load_global_16(const void* pointer) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+DEVICE void store_global(void* pointer, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+DEVICE void store_global(void* pointer, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(pointer), "r"(v.x), "r"(v.y) : "memory");
+}
+DEVICE void store_global(void* pointer, bf16 v) {
+  asm volatile("st.global.u16 [%0], %1;" ::"l"(pointer), "h"(v.bits) : "memory");
+}
+
 // 16 bytes from global to shared memory, done by the next cp_async_wait; with `ignore` zeros are written and nothing is
 // read, wherever `global` points. What has arrived is seen by the thread that asked for it; by others after a barrier.
 DEVICE void cp_async_16(void* shared, const void* global, bool ignore) {
   const int source_bytes = ignore ? 0 : 16;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(source_bytes)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(source_bytes)
                : "memory");
 }
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -136,21 +158,23 @@ DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// ---- Matrices (one warp) ------------------------------------------------------------------------------------------------
+// ---- Matrices (one warp) ----
 //
 // With lane = 4 * g + t, a register holds two neighbours of a row (A, result) or of a column (B):
-//   A, 16 x 16: a[0] row g, columns 2t..; a[1] row g + 8; a[2] row g, columns 2t + 8..; a[3] row g + 8, columns 2t + 8..
-//   B, 16 x 8:  b[0] rows 2t.., column g; b[1] rows 2t + 8.., column g
+//   A, 16 x 16: a[0] row g, columns 2t, 2t + 1; a[1] row g + 8; a[2], a[3] the same 8 columns on
+//   B, 16 x 8:  b[0] column g, rows 2t, 2t + 1; b[1] 8 rows on
 //   D, 16 x 8:  d[0], d[1] row g, columns 2t, 2t + 1; d[2], d[3] row g + 8
 
 // D += A B.
 DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// Four 8 x 8 tiles; lane i gives the address of row i % 8 of tile i / 8, and gets of each tile row g, columns 2t and 2t + 1.
+// Four 8 x 8 tiles; lane i gives the shared address of row i % 8 of tile i / 8, and gets of each tile row g, columns 2t
+// and 2t + 1.
 DEVICE void ldmatrix_x4(uint32_t (&tiles)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
@@ -172,7 +196,7 @@ DEVICE void ldmatrix_x4_transposed(uint32_t (&tiles)[4], uint32_t row) {
                : "memory");
 }
 
-// ---- Reductions ---------------------------------------------------------------------------------------------------------
+// ---- Reductions ----
 
 // Over the lanes of a whole warp, the same bits in each.
 DEVICE float warp_sum(float value) {
@@ -188,7 +212,7 @@ DEVICE float warp_max(float value) {
   return value;
 }
 // Over a block of WARPS whole warps, in ascending order of the warps, the same bits in each thread. Waits for the block
-// once, between writing `scratch` ([WARPS], shared) and reading it: the next use of `scratch` needs a barrier before it.
+// once, between writing `scratch` ([WARPS], shared) and reading it: before a second use, wait again.
 template <int WARPS>
 DEVICE float block_sum(float value, float* scratch) {
   value = warp_sum(value);

@@ -1,8 +1,8 @@
 // From the stacked projection of a row to what attention reads: queries rotated, scaled and rounded; keys rotated and
 // rounded, values rounded, both put into the cache.
 //
-// A cache is [num_blocks, num_kv_heads, block_size, head_size] in bfloat16: a head's keys of one block are consecutive, and
-// a slot is block * block_size + offset in the block.
+// A cache is [num_blocks, num_kv_heads, block_size, head_size] in bfloat16: a head's keys of one block are consecutive,
+// and a slot is block * block_size + offset in the block.
 #include "prelude.cuh"
 
 // Where one head of the row goes, and what it is multiplied by.
@@ -30,7 +30,7 @@ struct RowOutputs {
 };
 
 DEVICE void store4(bf16* to, float scale, float a, float b, float c, float d) {
-  *reinterpret_cast<uint2*>(to) = make_uint2(pack_kv_bf16(a * scale, b * scale), pack_kv_bf16(c * scale, d * scale));
+  store_global(to, make_uint2(pack_kv_bf16(a * scale, b * scale), pack_kv_bf16(c * scale, d * scale)));
 }
 
 // (x, y) turned by the angle; each operation rounded once, as the reference has it.
@@ -91,13 +91,13 @@ DEVICE void by_elements(const RowOutputs& outputs, const float* row, const float
       const Turned turned = turn(x[0], x[pairs], angles[2 * pair], angles[2 * pair + 1]);
       value = i < pairs ? turned.x : turned.y;
     }
-    to.head[i] = kv_bf16(value * to.scale);
+    store_global(to.head + i, kv_bf16(value * to.scale));
   }
 }
 
-// Grid (rows), block 128. qkv [rows, (num_heads + 2 num_kv_heads) * head_size]; angles [positions, pairs, 2]: cosine, sine;
-// elements i and i + pairs of a head turn together, those beyond 2 * pairs stay. A row whose slot is negative is padding:
-// only its queries are written.
+// Grid (rows), block 128. qkv [rows, (num_heads + 2 num_kv_heads) * head_size]; angles [positions, pairs, 2]: cosine,
+// sine; elements i and i + pairs of a head turn together, those beyond 2 * pairs stay. A row whose slot is negative is
+// padding: only its queries are written.
 KERNEL(128)
 rope_and_cache(bf16* __restrict__ queries, bf16* __restrict__ key_cache, bf16* __restrict__ value_cache,
                const float* __restrict__ qkv, const float* __restrict__ angles, const int* __restrict__ positions,

@@ -13,13 +13,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Ok(module) => {
                 for kernel in module.kernels() {
                     println!(
-                        "{path}: {}: {} instructions, {} parameters, {} bytes shared, {} bytes of stack, {:?} threads",
+                        "{path}: {}: {} instructions, {} parameters, {} bytes shared, {} bytes of stack, {:?} threads, {:?} registers",
                         kernel.name(),
                         kernel.num_instructions(),
                         kernel.params().len(),
                         kernel.static_shared_bytes(),
                         kernel.local_bytes(),
                         kernel.max_threads(),
+                        kernel.num_registers(),
                     );
                 }
             }

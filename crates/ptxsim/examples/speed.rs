@@ -14,7 +14,7 @@ fn kernel(body: &str) -> String {
         ".version 8.4\n.target sm_80\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n.visible .entry k(.param .u64 k_param_0)\n{{\n\
          .reg .pred %p<4>;\n.reg .b32 %r<40>;\n.reg .b64 %rd<20>;\nld.param.u64 %rd1, [k_param_0];\nmov.u32 %r1, %tid.x;\nshl.b32 %r2, %r1, 4;\n\
          mul.wide.u32 %rd3, %r1, 16;\nadd.s64 %rd2, %rd1, %rd3;\nmul.wide.u32 %rd4, %r1, 4;\nadd.s64 %rd5, %rd1, %rd4;\n\
-         st.shared.v4.b32 [%r2], {{%r1, %r1, %r1, %r1}};\nbar.sync 0;\nmov.b32 %r30, 0;\nmov.b32 %r10, 0f3F800000;\nmov.b32 %r11, 0f3F7F3F80;\nmov.b32 %r12, 0f00000000;\nmov.b32 %r13, 0;\n\
+         st.shared.v4.b32 [%r2], {{%r1, %r1, %r1, %r1}};\nbar.sync 0;\nmov.b32 %r30, 0;\nmov.b32 %r10, 0f3F800000;\nmov.b32 %r11, 0f3F7F3F80;\nmov.b32 %r12, 0f00000000;\nmov.b32 %r13, 0;\nshl.b32 %r14, %r1, 2;\n\
          $loop:\n{body}add.s32 %r30, %r30, 1;\nsetp.lt.u32 %p1, %r30, {ROUNDS};\n@%p1 bra $loop;\nret;\n}}\n"
     )
 }
@@ -44,9 +44,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("ld.global.u32", "ld.global.u32 %r3, [%rd5];\n"),
         ("ld.global.v4", "ld.global.v4.u32 {%r3, %r4, %r5, %r6}, [%rd2];\n"),
         ("st.global.u32", "st.global.u32 [%rd5], %r1;\n"),
-        ("ld.shared.u32", "ld.shared.u32 %r3, [%r2];\n"),
+        ("ld.shared.u32", "ld.shared.u32 %r3, [%r14];\n"),
         ("ld.shared.v4", "ld.shared.v4.u32 {%r3, %r4, %r5, %r6}, [%r2];\n"),
-        ("st.shared.u32", "st.shared.u32 [%r2], %r1;\n"),
+        ("st.shared.u32", "st.shared.u32 [%r14], %r1;\n"),
+        ("st.shared.u32 4-way", "st.shared.u32 [%r2], %r1;\n"),
         ("ldmatrix.x4", "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r3, %r4, %r5, %r6}, [%r2];\n"),
         (
             "mma.m16n8k16",

@@ -12,6 +12,7 @@
 //! first. Results are therefore the same in every run.
 #![forbid(unsafe_code)]
 
+mod banks;
 mod error;
 mod exec;
 mod fault;

@@ -105,6 +105,11 @@ impl Kernel {
         self.code.len()
     }
 
+    /// Words and doubles that each lane of a warp holds, constants included, after registers that are never needed together share one.
+    pub fn num_registers(&self) -> (usize, usize) {
+        (self.layout.words, self.layout.doubles)
+    }
+
     /// Where dynamic shared memory begins.
     pub(crate) fn dynamic_base(&self) -> usize {
         self.static_shared.next_multiple_of(16)

@@ -58,7 +58,7 @@ fn tolerance(numerics: Numerics, format: WeightFormat) -> Tolerance {
 }
 
 pub(super) fn bits_do_not_depend_on_chunks_neighbours_or_place<B: Backend>(make: &impl Fn() -> B) {
-    for format in [WeightFormat::Bf16, WeightFormat::Q4_1, WeightFormat::Q8_0] {
+    for format in [WeightFormat::Bf16, WeightFormat::Q4_1, WeightFormat::Q8_0, WeightFormat::Int4Group64] {
         let model = model(format);
         let tokens = model.tokens(100, 3);
         let strangers = model.tokens(60, 4);

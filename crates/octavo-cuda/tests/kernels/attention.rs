@@ -123,9 +123,9 @@ fn decoding_a_whole_chunk_moves_its_keys_and_values_once() {
             assert_eq!((loads.bytes, 32 * loads.sectors), (least, least), "heads of {size}");
         }
         let all = 32 * report.global_loads.sectors;
-        assert!(all as f64 <= 2.05 * least as f64, "heads of {size}: {all} bytes for {}", 2 * least);
+        assert!(all as f64 <= 1.05 * 2.0 * least as f64, "heads of {size}: {all} bytes for {}", 2 * least);
         assert_eq!(report.shared.conflicts, 0, "heads of {size}");
-        // 4 of the 4 or 2 warps' worth of products: 16 x 8 x 16 each.
+        // 16 x 8 x 16 each, no more than scores and values need.
         assert_eq!(report.mma, (kv_heads * 2 * (256 / 8) * (size / 16)) as u64, "heads of {size}");
     }
 }

@@ -63,6 +63,8 @@ pub struct Case {
     table_starts: Vec<usize>,
     num_blocks: usize,
     pub addresses: Addresses,
+    /// Bytes of shared memory that a launch is denied.
+    pub denied: usize,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -105,6 +107,7 @@ impl Case {
             table_starts: Vec::new(),
             num_blocks: 0,
             addresses: Addresses::default(),
+            denied: 0,
         };
         case.place_blocks();
         case.upload();
@@ -211,7 +214,7 @@ impl Case {
         let sizes = [heads, kv_heads, block_size, window, chunks].map(|size| size as i32);
         let arguments = Arguments::default().all(&partial).all(&[at.queries, at.keys, at.values, at.tables, spans_at]);
         let grid = [rows as u32, kv_heads as u32, chunks as u32];
-        let extent = Extent { grid, block: 128, shared: self.shape.decode_shared() };
+        let extent = Extent { grid, block: 128, shared: self.shape.decode_shared() - self.denied };
         let report = device.run(kernel, extent, &arguments.all(&sizes).with(softcap))?;
         let arguments =
             Arguments::default().with(out).all(&partial).with(spans_at).with(heads as i32).with(chunks as i32);
@@ -245,7 +248,7 @@ impl Case {
         let extent = Extent {
             grid: [tiles.len() as u32 / 2, kv_heads as u32, 1],
             block: if size > 128 { 256 } else { 128 },
-            shared: self.shape.prefill_shared(),
+            shared: self.shape.prefill_shared() - self.denied,
         };
         let report = self.device.run(kernel, extent, &arguments.all(&sizes).with(softcap))?;
         Ok(Outcome { out: self.device.download(out, out_len), report })

@@ -37,7 +37,7 @@ impl Device {
     pub fn upload<T: Element>(&mut self, values: &[T]) -> u64 {
         let mut bytes = Vec::new();
         values.iter().for_each(|value| value.append_to(&mut bytes));
-        let address = self.memory.allocate(bytes.len()).unwrap();
+        let address = self.memory.allocate(bytes.len().max(1)).unwrap();
         self.memory.write(address, bytes.len()).unwrap().copy_from_slice(&bytes);
         address
     }

@@ -4,7 +4,7 @@ use ptxsim::Module;
 
 use crate::{
     case::{Case, Shape, bits, spans},
-    device::ptx_of,
+    device::{Arguments, Device, Extent, ptx_of},
 };
 
 /// The `index`-th statement that begins with `start`, replaced.
@@ -64,6 +64,39 @@ fn every_wait_for_a_copy_is_needed() {
 }
 
 #[test]
+fn every_store_to_shared_memory_is_needed() {
+    let ptx = ptx_of("attention", "attention_decode_d64");
+    for index in 0..count(&ptx, "st.shared") {
+        let outcome = outcome_of("decode", &replaced(&ptx, "st.shared", index, ""));
+        assert!(outcome.contains("uninit"), "store {index}: {outcome}");
+    }
+}
+
+#[test]
+fn all_the_shared_memory_that_is_asked_for_is_used() {
+    for size in [64, 256] {
+        let mut case = Case::new(Shape::plain(2, 1, size), &spans(&[(300, 70)]));
+        case.denied = 4;
+        for (name, kernel) in [("decode", case.kernel("decode")), ("prefill", case.kernel("prefill"))] {
+            let outcome = if name == "decode" { case.decode_with(kernel) } else { case.prefill_with(kernel) };
+            let fault = outcome.err().unwrap_or_else(|| panic!("{name} of {size} needs less")).to_string();
+            assert!(fault.contains("out-of-bounds shared"), "{name} of {size}: {fault}");
+        }
+    }
+}
+
+#[test]
+fn the_barrier_of_a_norm_is_needed() {
+    let mutant = Module::parse(&replaced(&ptx_of("pointwise", "norm_f32"), "bar.sync", 0, "")).unwrap();
+    let mut device = Device::new();
+    let pointers = [device.poisoned::<f32>(1024), device.upload(&[1.0f32; 1024]), 0, device.upload(&[1.0f32; 1024])];
+    let arguments = Arguments::default().all(&pointers).with(1024i32).with(1e-5f32);
+    let extent = Extent { grid: [1, 1, 1], block: 256, shared: 0 };
+    let fault = device.run(mutant.kernel("norm_f32").unwrap(), extent, &arguments).unwrap_err().to_string();
+    assert!(fault.contains("uninit") || fault.contains("hazard"), "{fault}");
+}
+
+#[test]
 fn a_barrier_for_half_of_the_warps_is_noticed() {
     let ptx = ptx_of("attention", "attention_decode_d64");
     let half = "{ .reg .u32 t; .reg .pred p; mov.u32 t, %tid.x; setp.lt.u32 p, t, 64; @p bar.sync 0; }";
@@ -76,8 +109,7 @@ fn a_shuffle_that_leaves_lanes_out_is_noticed() {
     for kernel in ["decode", "prefill"] {
         let ptx = ptx_of("attention", &format!("attention_{kernel}_d64"));
         let line = ptx.lines().find(|line| line.contains("shfl.sync.bfly")).unwrap();
-        let narrow = line.replace(", -1;", ", 65535;");
-        assert_ne!(line, narrow, "{line}");
+        let narrow = format!("{}, 65535;", line.rsplit_once(',').unwrap().0);
         let index = ptx.lines().filter(|l| l.trim_start().starts_with("shfl.sync")).position(|l| l == line).unwrap();
         let outcome = outcome_of(kernel, &replaced(&ptx, "shfl.sync", index, &narrow));
         assert!(outcome.contains("mask"), "{kernel}: {outcome}");
@@ -87,12 +119,12 @@ fn a_shuffle_that_leaves_lanes_out_is_noticed() {
 #[test]
 fn copies_that_ignore_nothing_are_noticed() {
     // With 16 source bytes always, what nobody sees is read: NaN of unused slots, entries beyond a table.
-    let ptx = ptx_of("attention", "attention_prefill_d64");
+    let ptx = ptx_of("attention", "attention_decode_d64");
     let mut mutant = ptx.clone();
     for line in ptx.lines().filter(|line| line.trim_start().starts_with("cp.async.cg.shared.global")) {
         let (kept, _) = line.rsplit_once(',').unwrap();
         mutant = mutant.replacen(line, &format!("{kept};"), 1);
     }
-    let outcome = outcome_of("prefill", &mutant);
+    let outcome = outcome_of("decode", &mutant);
     assert_ne!(outcome, "unnoticed");
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use octavo_backend::{
     LogitRules, Penalties, SampleError, SampleRow, Sampled, ScoreRow, SeenToken, TokenLogprobs, TokenMask,
+    numerics::exp,
     sampling::{
         self,
         noise::{Noise as Gumbels, gumbel},
@@ -227,9 +228,47 @@ fn a_large_vocabulary_draws_the_tokens_of_the_definition() {
         SampleRow { min_p: 0.1, ..random(0) },
         // More than there are candidates.
         SampleRow { top_k: 20_000, ..random(0) },
-        SampleRow { top_p: 0.9, temperature: 30.0, ..random(0) },
     ];
-    Case::of(logits(49_152, 5), samples).check();
+    let beyond = (0..6).map(|position| SampleRow { top_p: 0.5, temperature: 30.0, position, ..random(0) });
+    Case::of(logits(49_152, 5), samples.into_iter().chain(beyond)).check();
+}
+
+#[test]
+fn the_cut_of_top_p_is_exact_to_the_token() {
+    for (temperature, counts) in [(8.0, &[2, 7, 60, 250, 480][..]), (2.0, &[30, 60])] {
+        let row = logits(500, 8);
+        let mut masses: Vec<f64> = row.iter().map(|logit| (f64::from(*logit) / f64::from(temperature)).exp()).collect();
+        masses.sort_by(|a, b| b.total_cmp(a));
+        let total: f64 = masses.iter().sum();
+        // Keeps the `count` likeliest.
+        let share = |count: usize| (masses[..count - 1].iter().sum::<f64>() + masses[count - 1] / 2.0) / total;
+        let sample = |count, position| SampleRow { top_p: share(count) as f32, temperature, position, ..random(0) };
+        let drawn = |count, position| sampling::sample(&mut row.clone(), &sample(count, position)).unwrap().token;
+        let mut samples = Vec::new();
+        // Draws that one token more or less would change.
+        for count in counts {
+            for more in [*count, count + 1] {
+                let is_decided = |position: &u32| drawn(more, *position) != drawn(more - 1, *position);
+                let position = (0..50_000).find(is_decided).unwrap();
+                samples.push(sample(*count, position));
+            }
+        }
+        Case::of(row.clone(), samples).check();
+    }
+}
+
+#[test]
+fn a_share_missed_by_less_than_a_unit_of_mass_takes_another_token() {
+    // Two tokens, of masses 1 and b in blocks of their own, and a share of both that is 1 and less than 2^-40 more.
+    let logit = |i: u32| -0.2 + i as f32 * 1e-7;
+    let share = |i: u32| (1.0 / (1.0 + f64::from(exp(logit(i))))) as f32;
+    let excess = |i: u32| (1.0 + f64::from(exp(logit(i)))) * f64::from(share(i)) - 1.0;
+    let i = (0..1_000_000).find(|&i| excess(i) > 0.0 && excess(i) < 0.9 / (1u64 << 40) as f64).unwrap();
+    let mut row = vec![NEVER; 300];
+    (row[0], row[260]) = (0.0, logit(i));
+    let samples = (0..8).map(|position| SampleRow { top_p: share(i), position, ..random(0) });
+    let outcome = Case::of(row, samples).check();
+    assert!(outcome.sampled.iter().flatten().any(|sampled| sampled.token == 260));
 }
 
 #[test]
@@ -251,6 +290,7 @@ fn equal_logits_are_cut_by_id() {
         }
     }
     samples.extend([1.0, 0.999, 0.7, 0.5, 0.01].map(|top_p| SampleRow { top_p, ..random(0) }));
+    samples.push(SampleRow::greedy(0, 0));
     Case::of(steps, samples.clone()).check();
     Case::of(vec![2.5; 300], samples).check();
 }
@@ -323,6 +363,7 @@ fn rules_act_in_their_order_and_on_their_own_draw_alone() {
             LogitRules { bias: bias.clone(), allowed: odd(), ..LogitRules::default() },
             LogitRules { banned: vec![1, last], bias: bias.clone(), ..LogitRules::default() },
             LogitRules { banned: vec![0], allowed: odd(), ..LogitRules::default() },
+            LogitRules { bias: Arc::from([(1, f32::INFINITY)]), allowed: odd(), ..LogitRules::default() },
             LogitRules { penalties: Some(penalties.clone()), ..LogitRules::default() },
             LogitRules { banned: vec![1], allowed: odd(), bias, penalties: Some(penalties) },
             LogitRules::default(),

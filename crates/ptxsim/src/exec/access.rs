@@ -1,10 +1,10 @@
 //! Loads and stores: addresses, checks, counters, and the bytes between memory and registers.
 
+use crate::banks::wavefronts;
 use crate::fault::{AccessKind, FaultKind, SpaceName};
 use crate::isa::{Access, Address, Space};
 use crate::registers::{Doubles, LANES, Registers, lanes};
 use crate::report::Traffic;
-use crate::shared::wavefronts;
 use crate::warp::Warp;
 
 use super::bytes::{Part, gather, scatter};
@@ -172,22 +172,46 @@ fn store_shared(
     addresses: &Doubles,
     mask: u32,
 ) -> Outcome {
-    let element = access.element as usize;
     let bytes = access.element * access.registers.len() as u32;
     machine.shared.check(AccessKind::Store, mask, addresses, bytes)?;
     machine.shared.begin_instruction();
-    for lane in lanes(mask) {
-        let mut values = [0; 32];
-        for (index, slot) in access.registers.iter().enumerate() {
-            let registers = &warp.registers;
-            let value =
-                if access.double { registers.double(*slot)[lane] } else { u64::from(registers.word(*slot)[lane]) };
-            values[index * element..][..element].copy_from_slice(&value.to_le_bytes()[..element]);
+    match (access.element, access.double, access.registers.as_slice()) {
+        (4, false, [a]) => {
+            let a = warp.registers.word(*a);
+            for lane in lanes(mask) {
+                machine.shared.write(&warp.clock, lane, addresses[lane], &a[lane].to_le_bytes())?;
+            }
         }
-        machine.shared.write(&warp.clock, lane, addresses[lane], &values[..bytes as usize])?;
+        (4, false, [a, b, c, d]) => {
+            let sources = [a, b, c, d].map(|slot| warp.registers.word(*slot));
+            for lane in lanes(mask) {
+                let mut values = [0; 16];
+                for (place, source) in values.chunks_exact_mut(4).zip(sources) {
+                    place.copy_from_slice(&source[lane].to_le_bytes());
+                }
+                machine.shared.write(&warp.clock, lane, addresses[lane], &values)?;
+            }
+        }
+        _ => {
+            for lane in lanes(mask) {
+                let values = lane_bytes(&warp.registers, access, lane);
+                machine.shared.write(&warp.clock, lane, addresses[lane], &values[..bytes as usize])?;
+            }
+        }
     }
     count_shared(machine, mask, addresses, bytes);
     Ok(())
+}
+
+/// What a lane stores, in the first bytes of the result.
+fn lane_bytes(registers: &Registers, access: &Access, lane: usize) -> [u8; 32] {
+    let element = access.element as usize;
+    let mut values = [0; 32];
+    for (index, slot) in access.registers.iter().enumerate() {
+        let value = if access.double { registers.double(*slot)[lane] } else { u64::from(registers.word(*slot)[lane]) };
+        values[index * element..][..element].copy_from_slice(&value.to_le_bytes()[..element]);
+    }
+    values
 }
 
 /// The lanes of `mask` whose bytes lie in the same buffer as those of the first, checked.
@@ -215,7 +239,7 @@ pub(super) fn resolve(
         return fault(first, FaultKind::UseAfterFree { access: kind, bytes, address, base, length });
     }
     let start = addresses[first] - buffer.base;
-    let mut apart = u64::from(mask != u32::MAX) | start % width;
+    let mut apart = u64::from(mask != u32::MAX) | (start % width);
     for lane in 0..LANES {
         apart |= addresses[lane] ^ addresses[0].wrapping_add(lane as u64 * width);
     }
@@ -229,7 +253,7 @@ pub(super) fn resolve(
         if offset >= buffer.bytes {
             continue;
         }
-        if offset % width != 0 {
+        if !offset.is_multiple_of(width) {
             let (space, address) = (SpaceName::Global, addresses[lane]);
             return fault(lane, FaultKind::Misaligned { space, access: kind, bytes, address });
         }
@@ -267,7 +291,7 @@ fn local_part(
             let available = stack as u64;
             return Err(trouble(lane, FaultKind::OutOfBounds { space, access, bytes, address, available }));
         }
-        if address % u64::from(bytes) != 0 {
+        if !address.is_multiple_of(u64::from(bytes)) {
             return Err(trouble(lane, FaultKind::Misaligned { space, access, bytes, address }));
         }
     }
@@ -286,7 +310,7 @@ fn check_fixed(space: SpaceName, available: usize, bytes: u32, addresses: &Doubl
         if address.checked_add(u64::from(bytes)).is_none_or(|end| end > available) {
             return Err(trouble(lane, FaultKind::OutOfBounds { space, access, bytes, address, available }));
         }
-        if address % u64::from(bytes) != 0 {
+        if !address.is_multiple_of(u64::from(bytes)) {
             return Err(trouble(lane, FaultKind::Misaligned { space, access, bytes, address }));
         }
     }

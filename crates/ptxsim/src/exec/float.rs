@@ -144,13 +144,13 @@ pub(super) fn fma(
             registers.zip3_words(d, mask, sources, |a, b, c| finish_small(format, flags, small_fma(format, a, b, c)))
         }
         Format::Bf16 => {
-            registers.zip3_words(d, mask, sources, |a, b, c| finish_small(format, flags, bf16_fma(a, b, c)));
+            registers.zip3_words(d, mask, sources, |a, b, c| finish_small(format, flags, small_fma(format, a, b, c)));
         }
+        Format::Bf16x2 if flags == FloatFlags::default() => bf16x2_fma(registers, mask, d, sources),
         Format::F16x2 | Format::Bf16x2 => registers.zip3_words(d, mask, sources, |a, b, c| {
             let one = |shift: u32| {
                 let (a, b, c) = (a >> shift & 0xffff, b >> shift & 0xffff, c >> shift & 0xffff);
-                let bits = if format == Format::F16x2 { small_fma(format, a, b, c) } else { bf16_fma(a, b, c) };
-                finish_small(format, flags, bits)
+                finish_small(format, flags, small_fma(format, a, b, c))
             };
             one(0) | one(16) << 16
         }),
@@ -185,20 +185,39 @@ fn small_fma(format: Format, a: u32, b: u32, c: u32) -> u32 {
     encode(add_to_odd(value(a) * value(b), value(c)), format, Rounding::Nearest) as u32
 }
 
-/// The same idea as in `single_fma`, with f32 in the place of doubles: products of bf16 are exact there.
-fn bf16_fma(a: u32, b: u32, c: u32) -> u32 {
-    const SAFE: std::ops::Range<f32> = 1e-30..1e38;
-    let product = bf16_value(a) * bf16_value(b);
-    let sum = product + bf16_value(c);
-    let safe = |value: f32| value == 0.0 || SAFE.contains(&value.abs());
-    if safe(product)
-        && safe(sum)
-        && sum.to_bits() & 0xffff != 0x8000
-        && (product != 0.0 || a << 17 == 0 || b << 17 == 0)
-    {
-        return bf16_bits(sum);
+/// The same idea as in `single_fma`, with f32 in the place of doubles: products of bf16 are exact there, and sums are right unless they end
+/// just between two bf16.
+fn bf16x2_fma(registers: &mut Registers, mask: u32, d: Slot, (a, b, c): (Slot, Slot, Slot)) {
+    let (x, y, z) = (registers.word(a), registers.word(b), registers.word(c));
+    let mut values = [0u32; LANES];
+    let mut doubtful = 0;
+    // Zero, or far from where f32 itself rounds, overflows or is no number.
+    let unsafe_exponent = |bits: u32| {
+        let exponent = bits >> 23 & 0xff;
+        u32::from(bits << 1 != 0) & (u32::from(exponent < 30) | u32::from(exponent > 250))
+    };
+    for lane in 0..LANES {
+        for keep in [0xffff_0000u32, 0xffff] {
+            let shift = keep.leading_zeros();
+            let part = |bits: u32| f32::from_bits((bits & keep) << shift);
+            let (x, y, z) = (part(x[lane]), part(y[lane]), part(z[lane]));
+            let product = x * y;
+            let sum = product + z;
+            let (bits, tie) = (sum.to_bits(), sum.to_bits() & 0xffff == 0x8000);
+            let vanished = (product == 0.0) & (x != 0.0) & (y != 0.0);
+            doubtful |= unsafe_exponent(product.to_bits()) | unsafe_exponent(bits);
+            doubtful |= u32::from(tie) | u32::from(vanished);
+            values[lane] |= (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000) >> shift;
+        }
     }
-    small_fma(Format::Bf16, a, b, c)
+    if doubtful == 0 {
+        registers.put_words(d, mask, &values);
+        return;
+    }
+    registers.zip3_words(d, mask, (a, b, c), |a, b, c| {
+        let one = |shift: u32| small_fma(Format::Bf16, a >> shift & 0xffff, b >> shift & 0xffff, c >> shift & 0xffff);
+        one(0) | one(16) << 16
+    });
 }
 
 /// `d = op a`

@@ -14,28 +14,6 @@ const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const DEPTH: usize = 16;
 
-/// Where register `index` of a lane has its first element in a matrix of `1 << log2_columns` columns; the second is beside it. `A` and the
-/// result go down 8 rows before they go right.
-const fn places(log2_columns: usize) -> [[u8; LANES]; 4] {
-    let mut places = [[0; LANES]; 4];
-    let (mut index, mut lane) = (0, 0);
-    while index < 4 {
-        let (row, column) = (lane / 4 + (index & 1) * 8, lane % 4 * 2 + (index >> 1) * 8);
-        places[index][lane] = ((row << log2_columns) + column) as u8;
-        lane += 1;
-        if lane == LANES {
-            lane = 0;
-            index += 1;
-        }
-    }
-    places
-}
-
-/// Places in `A`, 16 by 16.
-const A_PLACES: [[u8; LANES]; 4] = places(4);
-/// Places of the rows of a result, 16 by 8: registers 0 and 1 lie in the first, 2 and 3 in the second.
-const D_PLACES: [[u8; LANES]; 4] = places(3);
-
 /// The halves of a register of bf16 as numbers.
 fn bf16_halves(bits: u32) -> [f32; 2] {
     [bf16_value(bits & 0xffff), f32::from_bits(bits & 0xffff_0000)]
@@ -49,28 +27,25 @@ fn f16_halves(bits: u32) -> [f32; 2] {
 /// hardware adds with other roundings, of which its makers say nothing.)
 pub(super) fn mma(registers: &mut Registers, report: &mut Report, mma: &Mma) {
     report.mma += 1;
-    let (mut a, mut b) = ([0f32; ROWS * DEPTH], [[0f32; COLUMNS]; DEPTH]);
+    let (mut a, mut b) = ([[0f32; ROWS]; DEPTH], [[0f32; COLUMNS]; DEPTH]);
     if mma.format == Format::Bf16 {
         operands(registers, mma, bf16_halves, &mut a, &mut b);
     } else {
         operands(registers, mma, f16_halves, &mut a, &mut b);
     }
-    let mut sums = [0f32; ROWS * COLUMNS];
+    let mut sums = [[0f32; ROWS]; COLUMNS];
     for (index, slot) in mma.c.iter().enumerate() {
-        let (fragment, places) = (registers.word(*slot), &D_PLACES[index / 2]);
-        for lane in 0..LANES {
-            sums[usize::from(places[lane]) + index % 2 & 127] = f32::from_bits(fragment[lane]);
+        for (lane, bits) in registers.word(*slot).iter().enumerate() {
+            let (row, column) = (lane / 4 + (index & 2) * 4, lane % 4 * 2 + (index & 1));
+            sums[column][row] = f32::from_bits(*bits);
         }
     }
-    if mma.b.len() == 2 {
-        multiply::<16>(&a, &b, &mut sums);
-    } else {
-        multiply::<8>(&a, &b, &mut sums);
-    }
+    multiply(&a[..mma.b.len() * 8], &b, &mut sums);
     for (index, slot) in mma.d.iter().enumerate() {
-        let (target, places) = (&mut registers.words[*slot as usize], &D_PLACES[index / 2]);
-        for lane in 0..LANES {
-            target[lane] = canonical(sums[usize::from(places[lane]) + index % 2 & 127]);
+        let target = &mut registers.words[*slot as usize];
+        for (lane, target) in target.iter_mut().enumerate() {
+            let (row, column) = (lane / 4 + (index & 2) * 4, lane % 4 * 2 + (index & 1));
+            *target = canonical(sums[column][row]);
         }
     }
 }
@@ -81,44 +56,38 @@ fn operands(
     registers: &Registers,
     mma: &Mma,
     halves: impl Fn(u32) -> [f32; 2],
-    a: &mut [f32; ROWS * DEPTH],
+    a: &mut [[f32; ROWS]; DEPTH],
     b: &mut [[f32; COLUMNS]; DEPTH],
 ) {
-    for (slot, places) in mma.a.iter().zip(&A_PLACES) {
-        let fragment = registers.word(*slot);
-        for lane in 0..LANES {
-            let [low, high] = halves(fragment[lane]);
-            let place = usize::from(places[lane] & !1);
-            a[place] = low;
-            a[place | 1] = high;
+    for (index, slot) in mma.a.iter().enumerate() {
+        let (down, right) = ((index & 1) * 8, (index & 2) * 4);
+        for (lane, bits) in registers.word(*slot).iter().enumerate() {
+            let [low, high] = halves(*bits);
+            let (row, k) = (down + lane / 4, right + lane % 4 * 2);
+            a[k][row] = low;
+            a[k | 1][row] = high;
         }
     }
     for (index, slot) in mma.b.iter().enumerate() {
-        let fragment = registers.word(*slot);
-        let first = index * 8 & 8;
-        for lane in 0..LANES {
-            let [low, high] = halves(fragment[lane]);
-            let (row, column) = (first | lane % 4 * 2, lane / 4);
-            b[row][column] = low;
-            b[row | 1][column] = high;
+        let first = (index & 1) * 8;
+        for (lane, bits) in registers.word(*slot).iter().enumerate() {
+            let [low, high] = halves(*bits);
+            let (k, column) = (first + lane % 4 * 2, lane / 4);
+            b[k][column] = low;
+            b[k | 1][column] = high;
         }
     }
 }
 
-fn multiply<const K: usize>(a: &[f32; ROWS * DEPTH], b: &[[f32; COLUMNS]; DEPTH], sums: &mut [f32; ROWS * COLUMNS]) {
-    for row in 0..ROWS {
-        let mut result = [0f32; COLUMNS];
-        for column in 0..COLUMNS {
-            result[column] = sums[row * COLUMNS + column];
-        }
-        for k in 0..K {
-            let factor = a[row * DEPTH + k];
-            for column in 0..COLUMNS {
-                result[column] += factor * b[k][column];
+/// `sums += a b`, column by column. The rows of a column are one vector: their number is hidden from the compiler, which would else unroll
+/// the innermost loop and not see one.
+fn multiply(a: &[[f32; ROWS]], b: &[[f32; COLUMNS]; DEPTH], sums: &mut [[f32; ROWS]; COLUMNS]) {
+    let rows = std::hint::black_box(ROWS).min(ROWS);
+    for (a, b) in a.iter().zip(b) {
+        for (sums, factor) in sums.iter_mut().zip(b) {
+            for row in 0..rows {
+                sums[row] += a[row] * factor;
             }
-        }
-        for column in 0..COLUMNS {
-            sums[row * COLUMNS + column] = result[column];
         }
     }
 }
@@ -141,7 +110,8 @@ pub(super) fn load_matrix(warp: &mut Warp, machine: &mut Machine<'_>, load: &Loa
     count_shared(machine, mask, &addresses, ROW_BYTES);
     for (rows, slot) in rows.chunks_exact(8).zip(&load.d) {
         let element = |row: usize, column: usize| {
-            u32::from(u16::from_le_bytes([rows[row & 7][column * 2 & 15], rows[row & 7][(column * 2 & 15) | 1]]))
+            let pair: [u8; 2] = [rows[row][column * 2], rows[row][column * 2 + 1]];
+            u32::from(u16::from_le_bytes(pair))
         };
         let target = &mut warp.registers.words[*slot as usize];
         for (lane, target) in target.iter_mut().enumerate() {

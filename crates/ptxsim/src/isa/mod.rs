@@ -4,9 +4,11 @@
 //! 16-bit register is zero), those of 64 bits in the bank of doubles. Constants and special registers are slots that are filled once.
 
 mod operations;
+mod slots;
 mod types;
 
 pub(crate) use operations::*;
+pub(crate) use slots::{File, Role};
 pub(crate) use types::*;
 
 /// A decoded instruction.

@@ -22,6 +22,7 @@ pub(crate) fn parse_kernel(tokens: &mut Tokens<'_>, variables: &Variables) -> Re
     let mut body = Body { scope, code: Vec::new(), texts: Vec::new(), labels: HashMap::new(), branches: Vec::new() };
     body.parse(tokens)?;
     body.link()?;
+    super::allocate::allocate(&mut body.code, &mut body.scope.layout);
     Ok(Kernel {
         name,
         params,

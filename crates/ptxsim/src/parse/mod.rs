@@ -1,5 +1,6 @@
 //! Parses a module: its variables, and its kernels instruction by instruction.
 
+mod allocate;
 mod arithmetic;
 mod collective;
 mod convert;

@@ -1,7 +1,6 @@
 //! Branches, loops, barriers and collectives: who runs together, and who must.
 
-mod common;
-use common::{fault_of, lanes, ptx, read_words, run_body, run_ptx, words};
+use crate::common::{fault_of, lanes, ptx, read_words, run_body, run_ptx, words};
 use ptxsim::{BarrierDivergence, FaultKind, Memory};
 
 const THREAD: &str = "mov.u32 %r1, %tid.x;\n";

@@ -1,7 +1,6 @@
 //! What a module says of its kernels, what it refuses, and what a launch refuses.
 
-mod common;
-use common::{ptx, run_ptx};
+use crate::common::{ptx, run_ptx};
 use ptxsim::{FaultKind, Launch, Memory, Module, Param, ParseError};
 
 #[test]
@@ -130,5 +129,38 @@ fn dynamic_shared_memory_begins_behind_the_kernels_own() {
     let mut memory = Memory::new(64);
     let out = memory.allocate(4).unwrap();
     run_ptx(&mut memory, &text, 1, 16, &[out]).unwrap();
-    assert_eq!(common::read_words(&memory, out, 1), [48]);
+    assert_eq!(crate::common::read_words(&memory, out, 1), [48]);
+}
+
+#[test]
+fn registers_that_are_never_needed_together_share_a_slot() {
+    let chain: String = (30..79).map(|index| format!("add.s32 %r{}, %r{index}, %r1;\n", index + 1)).collect();
+    let body = format!(
+        "mov.u32 %r1, %tid.x;\nmov.b32 %r30, 0;\n{chain}ld.param.u64 %rd1, [k_param_0];\nmad.wide.u32 %rd2, %r1, 4, %rd1;\nst.global.u32 [%rd2], %r79;\n"
+    );
+    let text = ptx(1, &body);
+    let words = Module::parse(&text).unwrap().kernel("k").unwrap().num_registers().0;
+    assert!(words < 10, "{words} words for a chain of 50");
+    let mut memory = Memory::new(1 << 10);
+    let out = memory.allocate(128).unwrap();
+    run_ptx(&mut memory, &text, 32, 0, &[out]).unwrap();
+    assert_eq!(crate::common::read_words(&memory, out, 32), (0..32).map(|lane| lane * 49).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_shared_slot_keeps_what_is_carried_around_a_loop_and_over_a_branch() {
+    // %r2 is set before the loop and read in it behind a branch that half of the lanes take; the temporaries must not lie on it.
+    let body = "mov.u32 %r1, %tid.x;\nadd.s32 %r2, %r1, 100;\nmov.b32 %r3, 0;\nmov.b32 %r4, 0;\n$loop:\nand.b32 %r5, %r1, 1;\nsetp.eq.s32 %p1, %r5, 0;\n\
+        @%p1 bra $even;\nmul.lo.s32 %r6, %r3, 3;\nadd.s32 %r7, %r6, 1;\nadd.s32 %r4, %r4, %r7;\nbra $join;\n$even:\nadd.s32 %r8, %r2, %r3;\nadd.s32 %r4, %r4, %r8;\n$join:\n\
+        add.s32 %r3, %r3, 1;\nsetp.lt.s32 %p2, %r3, 5;\n@%p2 bra $loop;\nmov.b32 %r9, %r4;\nsetp.gt.s32 %p3, %r1, 20;\n@%p3 add.s32 %r9, %r2, 0;\n\
+        ld.param.u64 %rd1, [k_param_0];\nmad.wide.u32 %rd2, %r1, 4, %rd1;\nst.global.u32 [%rd2], %r9;\n";
+    let mut memory = Memory::new(1 << 10);
+    let out = memory.allocate(128).unwrap();
+    run_ptx(&mut memory, &ptx(1, body), 32, 0, &[out]).unwrap();
+    let expected = |lane: u32| match lane {
+        21.. => lane + 100,
+        _ if lane.is_multiple_of(2) => (0..5).map(|round| lane + 100 + round).sum(),
+        _ => (0..5).map(|round| round * 3 + 1).sum(),
+    };
+    assert_eq!(crate::common::read_words(&memory, out, 32), (0..32).map(expected).collect::<Vec<_>>());
 }

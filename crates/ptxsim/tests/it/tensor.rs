@@ -1,7 +1,6 @@
 //! Matrix multiplication and matrix loads against plain loops.
 
-mod common;
-use common::{ptx, read_words, run_ptx, upload, upload_words};
+use crate::common::{ptx, read_words, run_ptx, upload, upload_words};
 use half::{bf16, f16};
 use ptxsim::{FaultKind, Memory, Report};
 
@@ -129,7 +128,7 @@ fn rows_a_line_apart_collide_in_their_banks() {
 fn a_row_that_nobody_wrote_cannot_be_loaded() {
     let body = "mov.u32 %r1, %tid.x;\nshl.b32 %r2, %r1, 4;\nsetp.ne.s32 %p1, %r1, 9;\n@%p1 st.shared.v4.u32 [%r2], {%r1, %r1, %r1, %r1};\nbar.sync 0;\n\
         ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r2];\n";
-    let fault = common::run_body(body, 32).expect_err("a fault");
+    let fault = crate::common::run_body(body, 32).expect_err("a fault");
     assert!(matches!(fault.kind, FaultKind::UninitialisedShared { bytes: 16, address: 144, .. }), "{fault}");
     assert_eq!(fault.thread, 9);
 }

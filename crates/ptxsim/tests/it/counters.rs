@@ -1,7 +1,6 @@
 //! Counters on patterns whose traffic is known.
 
-mod common;
-use common::{ptx, run_ptx};
+use crate::common::{ptx, run_ptx};
 use ptxsim::{Launch, Memory, Module, Report, SharedTraffic, Traffic};
 
 /// One load in each of `threads` threads, `stride` bytes apart.

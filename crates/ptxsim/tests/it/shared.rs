@@ -1,7 +1,6 @@
 //! Shared memory: what counts as written, and which accesses a barrier must separate.
 
-mod common;
-use common::{fault_of, ptx, run_body, run_ptx, upload_words, words};
+use crate::common::{fault_of, ptx, run_body, run_ptx, upload_words, words};
 use ptxsim::{AccessKind, Fault, FaultKind, Memory};
 
 /// `%r1` the thread, `%r2` its word in shared memory, `%r3` its neighbour's (thread ^ 1), `%r4` that of thread ^ 32.
@@ -129,7 +128,7 @@ const READ_OWN: &str =
 fn an_asynchronous_copy_is_there_after_the_wait_and_for_others_after_a_barrier() {
     let wait = "cp.async.commit_group;\ncp.async.wait_group 0;\n";
     let (memory, out, report) = copy("", &format!("{wait}{READ_OWN}"), 32).unwrap();
-    assert_eq!(common::read_words(&memory, out, 32), words(1));
+    assert_eq!(crate::common::read_words(&memory, out, 32), words(1));
     assert_eq!((report.async_copy_bytes, report.global_loads.sectors, report.global_loads.requests), (512, 16, 1));
     assert!(matches!(copy("", READ_OWN, 32), Err(FaultKind::InFlight { access: AccessKind::Load, writer: 0, .. })));
     assert!(
@@ -172,13 +171,13 @@ fn a_stage_that_others_still_read_cannot_be_refilled() {
 fn a_copy_of_fewer_bytes_fills_up_with_zeros_and_reads_nothing_more() {
     let wait = format!("cp.async.wait_all;\n{READ_OWN}");
     let (memory, out, report) = copy(", %r8", &wait, 32).unwrap();
-    let result = common::read_words(&memory, out, 128);
+    let result = crate::common::read_words(&memory, out, 128);
     assert_eq!((&result[..12], &result[12..], report.async_copy_bytes), (&words(1)[..12], &[0; 116][..], 48));
     let (memory, out, _) = copy(", !%p1", &wait, 32).unwrap();
-    let ignored = common::read_words(&memory, out, 128);
+    let ignored = crate::common::read_words(&memory, out, 128);
     assert_eq!((&ignored[..12], &ignored[12..]), (&words(1)[..12], &[0; 116][..]));
     let (memory, out, _) = copy(", 6", &wait, 32).unwrap();
-    assert_eq!(common::read_words(&memory, out, 3), [words(1)[0], words(1)[1] & 0xffff, 0]);
+    assert_eq!(crate::common::read_words(&memory, out, 3), [words(1)[0], words(1)[1] & 0xffff, 0]);
 }
 
 #[test]

@@ -1,5 +1,4 @@
 //! Small kernels written by hand, and what it takes to run them.
-#![allow(dead_code)]
 
 use ptxsim::{Fault, FaultKind, Launch, Memory, Module, Report};
 

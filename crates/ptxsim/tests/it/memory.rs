@@ -1,7 +1,6 @@
 //! Loads, stores, atomics, stacks and constants, and the faults of their addresses.
 
-mod common;
-use common::{fault_of, lanes, ptx, read_doubles, read_words, run_ptx, upload, upload_words, words};
+use crate::common::{fault_of, lanes, ptx, read_doubles, read_words, run_ptx, upload, upload_words, words};
 use ptxsim::{AccessKind, Fault, FaultKind, Memory, Report, SpaceName};
 
 /// Runs `body` on a buffer of `bytes` bytes whose address is in `%rd1`, the thread in `%r1`.

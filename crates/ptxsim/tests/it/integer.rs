@@ -1,7 +1,6 @@
 //! Integer instructions against Rust's own integers.
 
-mod common;
-use common::{check_doubles, check_words, doubles, edges, lanes, words};
+use crate::common::{check_doubles, check_words, doubles, edges, lanes, words};
 
 fn pairs() -> [(Vec<u32>, Vec<u32>); 2] {
     [edges(), (words(1), words(2))]
@@ -51,7 +50,7 @@ fn multiply_and_add_keeps_the_half_it_names() {
     let (a, b, c) = (words(3), words(4), words(5));
     check_words("mad.lo.s32 %r20, %r10, %r11, %r12;", [&a, &b, &c], |[a, b, c]| a.wrapping_mul(b).wrapping_add(c));
     check_words("mad.hi.u32 %r20, %r10, %r11, %r12;", [&a, &b, &c], |[a, b, c]| {
-        ((u64::from(a) * u64::from(b) >> 32) as u32).wrapping_add(c)
+        (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c)
     });
 }
 
