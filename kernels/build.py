@@ -189,6 +189,11 @@ class Build:
         (self._out / "resources.json").write_text(json.dumps(resources, indent=1), encoding="utf-8")
         return resources
 
+    def _texts(self, text: str) -> list[str]:
+        """A source and the headers that it includes, whatever they include themselves among them."""
+        names = re.findall(r'^#include "(.+)"', text, re.MULTILINE)
+        return [text, *(part for name in names for part in self._texts(self._headers.get(name, "")))]
+
     def _path(self, source: Path, architecture: str) -> Path:
         return self._out / f"{source.stem}.{'ptx' if architecture == PTX_ARCHITECTURE else architecture + '.cubin'}"
 
@@ -197,7 +202,7 @@ class Build:
         is_ptx, path = architecture == PTX_ARCHITECTURE, self._path(source, architecture)
         options = [f"--gpu-architecture={architecture}", "--std=c++17", *([] if is_ptx else ["--ptxas-options=-v"])]
         compiler, result = (self._ptx, "PTX") if is_ptx else (self._cubins, "CUBIN")
-        content = [source.read_text(encoding="utf-8"), *self._headers.values(), *options, str(compiler.version)]
+        content = [*self._texts(source.read_text(encoding="utf-8")), *options, str(compiler.version)]
         digest = hashlib.sha256("\0".join(content).encode()).hexdigest()
         known = self._old.get(path.name, {})
         if known.get("digest") == digest and path.exists():

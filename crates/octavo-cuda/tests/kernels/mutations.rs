@@ -128,3 +128,32 @@ fn copies_that_ignore_nothing_are_noticed() {
     let outcome = outcome_of("decode", &mutant);
     assert_ne!(outcome, "unnoticed");
 }
+
+#[test]
+fn positions_that_are_not_masked_are_noticed() {
+    for kernel in ["decode", "prefill"] {
+        let ptx = ptx_of("attention", &format!("attention_{kernel}_d64"));
+        let is_mask = |line: &&str| line.contains("selp.f32") && line.contains("0fFF800000");
+        assert!(ptx.lines().filter(is_mask).count() >= 8, "{kernel}");
+        let kept: Vec<&str> = ptx.lines().filter(|line| !is_mask(line)).collect();
+        assert_eq!(outcome_of(kernel, &kept.join("\n")), "wrong", "{kernel}");
+    }
+}
+
+#[test]
+fn an_address_that_is_not_aligned_is_noticed() {
+    for kernel in ["decode", "prefill"] {
+        let ptx = ptx_of("attention", &format!("attention_{kernel}_d64"));
+        let copy = "cp.async.cg.shared.global";
+        let line = ptx.lines().find(|line| line.trim_start().starts_with(copy)).unwrap();
+        let shifted = line.replacen("], 16", "+4], 16", 1);
+        let outcome = outcome_of(kernel, &replaced(&ptx, copy, 0, &shifted));
+        assert!(outcome.contains("misaligned"), "{kernel}: {outcome}");
+    }
+}
+
+#[test]
+fn blocks_that_write_the_same_chunk_are_noticed() {
+    let ptx = ptx_of("attention", "attention_decode_d64").replace("%ctaid.z", "0");
+    assert_eq!(outcome_of("decode", &ptx), "wrong");
+}
