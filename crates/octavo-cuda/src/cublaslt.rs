@@ -223,12 +223,18 @@ impl CublasLt {
         assert!(product.weights.len >= product.outputs * product.inputs && product.stride >= product.outputs);
         assert!(product.input.len >= product.rows * product.inputs);
         assert!(product.output.len >= (product.rows - 1) * product.stride + product.outputs);
-        let shape = Shape {
-            outputs: product.outputs,
-            inputs: product.inputs,
-            stride: product.stride,
-            row_bucket: row_bucket(product.rows),
-        };
+        let bucket = row_bucket(product.rows);
+        match self.run_as(product, bucket) {
+            // An algorithm for the most rows of a bucket need not take fewer.
+            Err(CudaError::CublasLt { .. }) if bucket != product.rows => self.run_as(product, product.rows),
+            result => result,
+        }
+    }
+
+    /// Queues a product with the algorithm for so many rows.
+    fn run_as(&mut self, product: &Product, rows: usize) -> Result<(), CudaError> {
+        let shape =
+            Shape { outputs: product.outputs, inputs: product.inputs, stride: product.stride, row_bucket: rows };
         if !self.shapes.contains_key(&shape) {
             let plan = self.plan(&shape)?;
             self.shapes.insert(shape, plan);
