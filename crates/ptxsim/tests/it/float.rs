@@ -58,15 +58,17 @@ fn fma_rounds_once_also_at_ties_and_below_the_normal_numbers() {
             |[a, b, c]| bits(f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c))),
         );
     }
-    // 1 + 2^-24 + 2^-48: the sum in double precision is a false tie, and rounds down to 1.
-    let (x, y) = (1.0f32 + f32::EPSILON, 0.5f32.powi(24));
-    let tie = [(y, 1.0 + f32::EPSILON, 1.0), (x, x, 1e-30), (1e-23, 1e-20, 1e-44)];
-    let column = |pick: fn(&(f32, f32, f32)) -> f32| tie.iter().map(|row| pick(row).to_bits()).collect::<Vec<_>>();
-    check_words(
-        "fma.rn.f32 %r20, %r10, %r11, %r12;",
-        [&column(|r| r.0), &column(|r| r.1), &column(|r| r.2)],
-        |[a, b, c]| f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c)).to_bits(),
-    );
+    // 2^-24 less 2^-70 more than an odd float: nearly a tie, which 53 bits cannot tell from one, and which goes up. Then results that are
+    // no normal floats.
+    let (up, down) = (1.0 + f32::EPSILON, 1.0 - f32::EPSILON);
+    let rows = [(0.5f32.powi(24) * up, down, up), (up, up, 1e-30), (1e-23, 1e-20, 1e-44)];
+    let column = |pick: fn(&(f32, f32, f32)) -> f32| rows.iter().map(|row| pick(row).to_bits()).collect::<Vec<_>>();
+    let (a, b, c) = (column(|row| row.0), column(|row| row.1), column(|row| row.2));
+    check_words("fma.rn.f32 %r20, %r10, %r11, %r12;", [&a, &b, &c], |[a, b, c]| {
+        f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c)).to_bits()
+    });
+    let in_doubles = f64::from(rows[0].0) * f64::from(down) + f64::from(up);
+    assert_ne!(in_doubles as f32, rows[0].0.mul_add(down, up));
 }
 
 #[test]
