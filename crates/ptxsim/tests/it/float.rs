@@ -58,17 +58,17 @@ fn fma_rounds_once_also_at_ties_and_below_the_normal_numbers() {
             |[a, b, c]| bits(f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c))),
         );
     }
-    // 2^-24 less 2^-70 more than an odd float: nearly a tie, which 53 bits cannot tell from one, and which goes up. Then results that are
-    // no normal floats.
+    // An odd float and 2^-24 less 2^-70: nearly a tie, which 53 bits cannot tell from one, and which goes up. Each row has an instruction of
+    // its own, since one lane in doubt sends all of them the slow way.
     let (up, down) = (1.0 + f32::EPSILON, 1.0 - f32::EPSILON);
-    let rows = [(0.5f32.powi(24) * up, down, up), (up, up, 1e-30), (1e-23, 1e-20, 1e-44)];
-    let column = |pick: fn(&(f32, f32, f32)) -> f32| rows.iter().map(|row| pick(row).to_bits()).collect::<Vec<_>>();
-    let (a, b, c) = (column(|row| row.0), column(|row| row.1), column(|row| row.2));
-    check_words("fma.rn.f32 %r20, %r10, %r11, %r12;", [&a, &b, &c], |[a, b, c]| {
-        f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c)).to_bits()
-    });
-    let in_doubles = f64::from(rows[0].0) * f64::from(down) + f64::from(up);
-    assert_ne!(in_doubles as f32, rows[0].0.mul_add(down, up));
+    let false_tie = (0.5f32.powi(24) * up, down, up);
+    for (a, b, c) in [false_tie, (up, up, 1e-30), (1e-23, 1e-20, 1e-44)] {
+        let inputs = [a, b, c].map(|value| [value.to_bits()]);
+        let (results, _) = lanes(&[&inputs[0], &inputs[1], &inputs[2]], &[], "fma.rn.f32 %r20, %r10, %r11, %r12;");
+        assert_eq!(f32::from_bits(results[0]), a.mul_add(b, c), "{a:e} * {b:e} + {c:e}");
+    }
+    let in_doubles = f64::from(false_tie.0) * f64::from(down) + f64::from(up);
+    assert_ne!(in_doubles as f32, false_tie.0.mul_add(down, up));
 }
 
 #[test]
