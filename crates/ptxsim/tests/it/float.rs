@@ -58,15 +58,17 @@ fn fma_rounds_once_also_at_ties_and_below_the_normal_numbers() {
             |[a, b, c]| bits(f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c))),
         );
     }
-    // 1 + 2^-24 + 2^-48: the sum in double precision is a false tie, and rounds down to 1.
-    let (x, y) = (1.0f32 + f32::EPSILON, 0.5f32.powi(24));
-    let tie = [(y, 1.0 + f32::EPSILON, 1.0), (x, x, 1e-30), (1e-23, 1e-20, 1e-44)];
-    let column = |pick: fn(&(f32, f32, f32)) -> f32| tie.iter().map(|row| pick(row).to_bits()).collect::<Vec<_>>();
-    check_words(
-        "fma.rn.f32 %r20, %r10, %r11, %r12;",
-        [&column(|r| r.0), &column(|r| r.1), &column(|r| r.2)],
-        |[a, b, c]| f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c)).to_bits(),
-    );
+    // An odd float and 2^-24 less 2^-70: nearly a tie, which 53 bits cannot tell from one, and which goes up. Each row has an instruction of
+    // its own, since one lane in doubt sends all of them the slow way.
+    let (up, down) = (1.0 + f32::EPSILON, 1.0 - f32::EPSILON);
+    let false_tie = (0.5f32.powi(24) * up, down, up);
+    for (a, b, c) in [false_tie, (up, up, 1e-30), (1e-23, 1e-20, 1e-44)] {
+        let inputs = [a, b, c].map(|value| [value.to_bits()]);
+        let (results, _) = lanes(&[&inputs[0], &inputs[1], &inputs[2]], &[], "fma.rn.f32 %r20, %r10, %r11, %r12;");
+        assert_eq!(f32::from_bits(results[0]), a.mul_add(b, c), "{a:e} * {b:e} + {c:e}");
+    }
+    let in_doubles = f64::from(false_tie.0) * f64::from(down) + f64::from(up);
+    assert_ne!(in_doubles as f32, false_tie.0.mul_add(down, up));
 }
 
 #[test]

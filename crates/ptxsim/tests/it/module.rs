@@ -152,7 +152,8 @@ fn a_shared_slot_keeps_what_is_carried_around_a_loop_and_over_a_branch() {
     // %r2 is set before the loop and read in it behind a branch that half of the lanes take; the temporaries must not lie on it.
     let body = "mov.u32 %r1, %tid.x;\nadd.s32 %r2, %r1, 100;\nmov.b32 %r3, 0;\nmov.b32 %r4, 0;\n$loop:\nand.b32 %r5, %r1, 1;\nsetp.eq.s32 %p1, %r5, 0;\n\
         @%p1 bra $even;\nmul.lo.s32 %r6, %r3, 3;\nadd.s32 %r7, %r6, 1;\nadd.s32 %r4, %r4, %r7;\nbra $join;\n$even:\nadd.s32 %r8, %r2, %r3;\nadd.s32 %r4, %r4, %r8;\n$join:\n\
-        add.s32 %r3, %r3, 1;\nsetp.lt.s32 %p2, %r3, 5;\n@%p2 bra $loop;\nmov.b32 %r9, %r4;\nsetp.gt.s32 %p3, %r1, 20;\n@%p3 add.s32 %r9, %r2, 0;\n\
+        mul.lo.s32 %r10, %r3, 7;\nxor.b32 %r11, %r10, 5;\nmul.lo.s32 %r12, %r10, %r11;\nsub.s32 %r13, %r12, %r12;\nadd.s32 %r4, %r4, %r13;\n\
+        add.s32 %r3, %r3, 1;\nsetp.lt.s32 %p2, %r3, 5;\n@%p2 bra $loop;\nmov.b32 %r9, %r4;\nsetp.gt.s32 %p3, %r1, 20;\n@%p3 add.s32 %r9, %r1, 100;\n\
         ld.param.u64 %rd1, [k_param_0];\nmad.wide.u32 %rd2, %r1, 4, %rd1;\nst.global.u32 [%rd2], %r9;\n";
     let mut memory = Memory::new(1 << 10);
     let out = memory.allocate(128).unwrap();
