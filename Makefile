@@ -65,11 +65,11 @@ kernels: $(VENV)/.nvrtc ## Compile the CUDA kernels for every architecture
 # What is built with the kernels stays apart from what is built without: the test wheel has none.
 .PHONY: test-cuda
 test-cuda: kernels $(VENV)/.test-wheel pull ## Run the CUDA kernels and the whole engine on a driver that needs no GPU
-	tools/fakecuda.sh
-	LD_LIBRARY_PATH=$(FAKECUDA) cargo test --locked -p ptxsim -p fakecuda -p octavo-cuda --features octavo-cuda/kernels
-	cargo build --quiet --locked -p octavo-py --features octavo-py/cuda-kernels
+	cargo build --quiet --workspace --locked --lib --bins --tests --examples --features octavo-py/cuda-kernels
 	rm -rf $(CUDA_PYTHON) && mkdir -p $(CUDA_PYTHON) && cp -r python/octavo $(CUDA_PYTHON)
 	install target/debug/lib_octavo.so $(CUDA_PYTHON)/octavo/_octavo.abi3.so
+	tools/fakecuda.sh
+	LD_LIBRARY_PATH=$(FAKECUDA) cargo test --locked -p octavo-cuda --features octavo-cuda/kernels
 	LD_LIBRARY_PATH=$(FAKECUDA) PYTHONPATH=$(CUDA_PYTHON) $(BIN)/python -m pytest tests/cuda
 
 .PHONY: test-aarch64

@@ -120,7 +120,7 @@ CUDA = Subject(
     block_size=16,
     step_tokens=29,
     prompts=TINY_PROMPTS,
-    max_tokens=6,
+    max_tokens=9,
     long_tokens=50,
     pool_tokens=2048,
 )

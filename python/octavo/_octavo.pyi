@@ -18,6 +18,7 @@ __all__ = [
     "measure_dot_peak",
     "measure_read_bandwidth",
     "memory_plan",
+    "probe_cuda",
 ]
 
 __version__: Final[str]
@@ -90,18 +91,21 @@ class MemoryNeeds(TypedDict):
     max_model_len: int
 
 @type_check_only
-class CudaFacts(TypedDict, total=False):
+class CudaMissing(TypedDict):
+    missing: str
+    has_driver: bool
+
+@type_check_only
+class CudaFacts(TypedDict):
     name: str
     compute_capability: tuple[int, int]
     memory: int
     driver: tuple[int, int]
     multiprocessors: int
     cublaslt: str
-    missing: str
-    has_driver: bool
 
 def host() -> HostFacts: ...
-def probe_cuda(library_folders: list[str]) -> CudaFacts: ...
+def probe_cuda(library_folders: list[str]) -> CudaFacts | CudaMissing: ...
 def memory_plan(model: str | PathLike[str], *, device: str, options: EngineOptions) -> MemoryNeeds: ...
 
 @type_check_only

@@ -39,9 +39,7 @@ def probe_cuda() -> Gpu | NoGpu:
     from octavo import _octavo
 
     found = _octavo.probe_cuda(cuda_library_folders())
-    if "missing" in found:
-        return NoGpu(missing=found["missing"], has_driver=found["has_driver"])
-    return Gpu(**found)
+    return NoGpu(**found) if "missing" in found else Gpu(**found)
 
 
 def cuda_library_folders() -> list[str]:

@@ -286,7 +286,7 @@ class LoadedModel:
 
 def _check_device_options(device: str, options: EngineOptions) -> None:
     """Refuse what a device cannot do."""
-    reasons = {
+    reasons: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
         "reference": {
             "kv_cache_dtype": (("auto",), "the reference keeps 32-bit floats"),
             "dtype": (("auto",), "the reference computes in 32-bit floats"),

@@ -7,6 +7,7 @@ log-probabilities, and a token is another one only where both are as likely. The
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,8 +106,9 @@ def test_log_probabilities_are_those_of_reference(llm: LLM, tiny_folder: Path) -
 
 def test_what_the_device_does_not_have_is_refused_by_name_and_the_engine_goes_on(llm: LLM) -> None:
     for name, value in [("presence_penalty", 0.5), ("frequency_penalty", -1.0), ("repetition_penalty", 1.1)]:
+        params: dict[str, Any] = {name: value}
         with pytest.raises(InvalidRequest, match=f"prompt 0: {name}: found {value}, expected .*: the device cuda"):
-            llm.generate([[5, 6]], SamplingParams(**{name: value}), use_tqdm=False)
+            llm.generate([[5, 6]], SamplingParams(**params), use_tqdm=False)
     with pytest.raises(InvalidRequest, match="prompt 0: beam_width: found 2, expected no beam search: the device cuda"):
         llm.beam_search([[5, 6]], BeamSearchParams(beam_width=2, max_tokens=3))
     [output] = llm.generate([[5, 6]], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
@@ -120,15 +122,15 @@ def test_what_the_device_does_not_have_is_refused_by_name_and_the_engine_goes_on
         ({"int16_activations": ["head"]}, r"int16_activations: found \['head'\], expected none: the device cuda"),
     ],
 )
-def test_options_of_other_devices_are_refused(tiny_folder: Path, options: dict[str, object], reason: str) -> None:
+def test_options_of_other_devices_are_refused(tiny_folder: Path, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
-        LLM(tiny_folder, device="cuda", **options)  # type: ignore[arg-type]
+        LLM(tiny_folder, device="cuda", **options)
 
 
 def test_smollm2_makes_the_tokens_that_the_cpu_makes(smollm2_file: Path) -> None:
     prompt = list(SMOLLM2.prompts[0])
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=0)
-    sizes = {"max_model_len": 64, "num_kv_blocks": 8, "max_num_seqs": 1, "max_num_batched_tokens": 32}
+    sizes: dict[str, Any] = {"max_model_len": 64, "num_kv_blocks": 8, "max_num_seqs": 1, "max_num_batched_tokens": 32}
     with LLM(smollm2_file, device="cuda", **sizes) as llm:
         [found] = llm.generate([prompt], params, use_tqdm=False)
     with LLM(smollm2_file, device="cpu", dtype="bfloat16", **sizes) as llm:

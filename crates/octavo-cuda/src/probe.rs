@@ -84,7 +84,7 @@ fn driver_version() -> Result<i32, CudaError> {
         let library = match unsafe { Library::new(name) } {
             Ok(library) => library,
             Err(error) => {
-                reasons.push(error.to_string());
+                reasons.push(std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string));
                 continue;
             }
         };

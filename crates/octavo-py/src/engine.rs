@@ -341,8 +341,7 @@ impl Core {
         ];
         let beam = params.beam.map(|(width, _)| ("beam_width", width.to_string(), "no beam search".to_owned()));
         let penalty = penalties.into_iter().find(|(_, found, none)| found != none);
-        let penalty =
-            penalty.map(|(field, found, none)| (field, decimal(found).to_string(), decimal(none).to_string()));
+        let penalty = penalty.map(|(field, found, none)| (field, format!("{:?}", decimal(found)), format!("{none:?}")));
         match (self.device, beam.or(penalty)) {
             (Device::Cuda, Some((field, found, expected))) => Err(errors::InvalidRequest::new_err(format!(
                 "prompt {index}: {field}: found {found}, expected {expected}: the device cuda does not have it yet"
