@@ -33,7 +33,7 @@ from octavo import LLM, InvalidRequest, ModelLoadError, OctavoError
         ({"int16_activations": [[]]}, r"int16_activations: found \[\] among them, expected some of"),
         ({"int16_activations": ["head"], "dtype": "bfloat16"}, r"int16_activations: found \['head'\] with dtype 'bf"),
         ({"int16_activations": ["head"]}, r"int16_activations: found \['head'\], expected none: the reference"),
-        ({"device": "cuda"}, "device: found 'cuda', expected 'auto' or 'cpu' or 'reference'"),
+        ({"device": "tpu"}, "device: found 'tpu', expected 'auto' or 'cpu' or 'cuda' or 'reference'"),
         ({"device": None}, "device: found None, expected"),
         ({"served_model_name": 5}, "served_model_name: found 5, expected a text"),
         ({"generation_config": "x"}, "generation_config: found 'x'"),
