@@ -1,7 +1,7 @@
 """The device cuda through `LLM`: on a GPU, or on the driver that stands for one (`make test-cuda`).
 
 A row's arithmetic may depend on the rows beside it here, so that answers are compared within a margin in nats: of
-log-probabilities, and a token is another one only where both are as likely. The last test prints how often that was.
+log-probabilities, and a token is rarely another one. The last test prints how often that was.
 """
 
 from collections.abc import Iterator

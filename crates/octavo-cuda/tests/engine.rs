@@ -170,7 +170,7 @@ fn assert_agree(what: &str, requests: &[(Request, Extras)], found: &Answers, exp
             break;
         }
     }
-    println!("{what}: of {compared} tokens {others} are others than Reference's, within the margin");
+    println!("{what}: of {compared} tokens {others} are others than Reference's");
     assert!(others <= compared.div_ceil(TOKENS_FOR_ONE_OTHER), "{what}: {others} of {compared}");
 }
 
