@@ -8,7 +8,6 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL := smollm2-135m
 WHEELS := target/wheels
 FAKECUDA := $(abspath target/fakecuda)
-CUDA_PYTHON := target/cuda-python
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml)
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
@@ -62,15 +61,17 @@ test-long: $(VENV)/.test-wheel pull ## Run the tests that are too slow for every
 kernels: $(VENV)/.nvrtc ## Compile the CUDA kernels for every architecture
 	$(BIN)/python kernels/build.py --nvrtc $(VENV)/nvrtc --nvrtc-ptx $(VENV)/nvrtc-ptx --nvdisasm $(VENV)/nvdisasm --check-sass
 
-# What is built with the kernels stays apart from what is built without: the test wheel has none.
+# Two at a time: conformance, and all else. The kernels come from their folder, so that Python's module is not built twice.
+CUDA_TEST = LD_LIBRARY_PATH=$(FAKECUDA) cargo test --locked -p octavo-cuda --features octavo-cuda/kernels
+CUDA_PYTEST = LD_LIBRARY_PATH=$(FAKECUDA) OCTAVO_CUDA_KERNELS=target/kernels $(BIN)/python -m pytest tests/cuda
+
 .PHONY: test-cuda
 test-cuda: kernels $(VENV)/.test-wheel pull ## Run the CUDA kernels and the whole engine on a driver that needs no GPU
-	cargo build --quiet --workspace --locked --lib --bins --tests --examples --features octavo-py/cuda-kernels
-	rm -rf $(CUDA_PYTHON) && mkdir -p $(CUDA_PYTHON) && cp -r python/octavo $(CUDA_PYTHON)
-	install target/debug/lib_octavo.so $(CUDA_PYTHON)/octavo/_octavo.abi3.so
 	tools/fakecuda.sh
-	LD_LIBRARY_PATH=$(FAKECUDA) cargo test --locked -p octavo-cuda --features octavo-cuda/kernels
-	LD_LIBRARY_PATH=$(FAKECUDA) PYTHONPATH=$(CUDA_PYTHON) $(BIN)/python -m pytest tests/cuda
+	$(CUDA_TEST) --no-run
+	$(CUDA_TEST) --test conformance > $(FAKECUDA)/conformance.log 2>&1 & conformance=$$!; \
+	$(CUDA_TEST) --lib --test engine --test fake --test fault --test kernels && $(CUDA_PYTEST); others=$$?; \
+	wait $$conformance; conformance=$$?; cat $(FAKECUDA)/conformance.log; exit $$((others + conformance))
 
 .PHONY: test-aarch64
 test-aarch64: ## Run the backends' tests for 64-bit ARM in emulation

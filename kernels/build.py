@@ -152,10 +152,11 @@ def parse_resources(log: str) -> Resources:
 class Build:
     """One run: what is there already, what is made, what is known of it."""
 
-    def __init__(self, out: Path, cubins: Nvrtc, ptx: Nvrtc) -> None:
-        """Results go to `out`."""
+    def __init__(self, out: Path, cubins: Nvrtc, ptx: Nvrtc, nvdisasm: Path | None = None) -> None:
+        """Results go to `out`; with a disassembler, what machine code has is counted too."""
         out.mkdir(parents=True, exist_ok=True)
-        self._out, self._cubins, self._ptx = out, cubins, ptx
+        self._out, self._cubins, self._ptx, self._nvdisasm = out, cubins, ptx, nvdisasm
+        self.instructions: dict[str, dict[str, dict[str, int]]] = {}
         self._headers = {path.name: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.cuh"))}
         self._state_path = out / "build-state.json"
         self._old: dict[str, Any] = {}
@@ -184,8 +185,10 @@ class Build:
                 path.unlink()
         resources: Resources = {}
         for source, architecture in sorted(jobs):
-            for kernel, facts in state[self._path(source, architecture).name]["resources"].items():
+            name = self._path(source, architecture).name
+            for kernel, facts in state[name]["resources"].items():
                 resources.setdefault(kernel, {}).update(facts)
+            self.instructions[name] = state[name].get("instructions", {})
         (self._out / "resources.json").write_text(json.dumps(resources, indent=1), encoding="utf-8")
         return resources
 
@@ -204,14 +207,16 @@ class Build:
         compiler, result = (self._ptx, "PTX") if is_ptx else (self._cubins, "CUBIN")
         content = [*self._texts(source.read_text(encoding="utf-8")), *options, str(compiler.version)]
         digest = hashlib.sha256("\0".join(content).encode()).hexdigest()
-        known = self._old.get(path.name, {})
-        if known.get("digest") == digest and path.exists():
-            return dict(known)
-        binary, log = compiler.compile(source, self._headers, options, result)
-        if "warning" in log:
-            raise BuildError(f"{source.name} for {architecture}: found warnings, expected none\n{log}")
-        path.write_bytes(binary.rstrip(b"\0") if is_ptx else binary)
-        return {"digest": digest, "resources": {} if is_ptx else parse_resources(log)}
+        known = dict(self._old.get(path.name, {}))
+        if known.get("digest") != digest or not path.exists():
+            binary, log = compiler.compile(source, self._headers, options, result)
+            if "warning" in log:
+                raise BuildError(f"{source.name} for {architecture}: found warnings, expected none\n{log}")
+            path.write_bytes(binary.rstrip(b"\0") if is_ptx else binary)
+            known = {"digest": digest, "resources": {} if is_ptx else parse_resources(log)}
+        if self._nvdisasm and not is_ptx and "instructions" not in known:
+            known["instructions"] = count_instructions(self._nvdisasm, path)
+        return known
 
 
 def excesses(budget: dict[str, dict[str, Any]], resources: Resources) -> list[str]:
@@ -249,7 +254,7 @@ def count_instructions(nvdisasm: Path, cubin: Path) -> dict[str, dict[str, int]]
     return counts
 
 
-def sass_faults(budget: dict[str, dict[str, Any]], cubin: Path, counts: dict[str, dict[str, int]]) -> list[str]:
+def sass_faults(budget: dict[str, dict[str, Any]], cubin: str, counts: dict[str, dict[str, int]]) -> list[str]:
     """What the budget expects of the machine code and does not find, and what nobody may use."""
     found = []
     for name, instructions in counts.items():
@@ -259,7 +264,7 @@ def sass_faults(budget: dict[str, dict[str, Any]], cubin: Path, counts: dict[str
             number = sum(count for opcode, count in instructions.items() if parts <= set(opcode.split(".")))
             if number < least or (least == 0 and number > 0):
                 bound = f"at least {least}" if least else "none"
-                found.append(f"{name} in {cubin.name}: found {number} {wanted}, expected {bound}")
+                found.append(f"{name} in {cubin}: found {number} {wanted}, expected {bound}")
     return found
 
 
@@ -312,13 +317,12 @@ def run(arguments: argparse.Namespace) -> list[str]:
     ptx = find_nvrtc(arguments.nvrtc_ptx, "--nvrtc-ptx", PTX_VERSION, f"{wheel}==12.4.127")
     budget = read_budget(KERNELS / "budget.toml")
     out: Path = arguments.out
-    resources = Build(out, cubins, ptx).run()
+    build = Build(out, cubins, ptx, find_nvdisasm(arguments.nvdisasm) if arguments.check_sass else None)
+    resources = build.run()
     print_table(budget, resources)
     faults = excesses(budget, resources)
-    if arguments.check_sass:
-        nvdisasm = find_nvdisasm(arguments.nvdisasm)
-        for cubin in sorted(out.glob("*.cubin")):
-            faults += sass_faults(budget, cubin, count_instructions(nvdisasm, cubin))
+    for name, counts in build.instructions.items():
+        faults += sass_faults(budget, name, counts) if arguments.check_sass else []
     return faults
 
 

@@ -57,10 +57,11 @@ DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float*
   constexpr int STEP = 4 * NORM_THREADS;
   float4 kept[KEPT], change[KEPT];
   float sum = 0.0f;
-  // All that is read is under way before the first of it is used.
+  // All that is read is under way before the first of it is used. Steps beyond a row's end are passed over by all.
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
     const int at = first + i * STEP;
+    if (i * STEP >= hidden_size) break;
     kept[i] = change[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (at < hidden_size) kept[i] = load4(hidden + row + at);
     if (at < hidden_size && update != nullptr) change[i] = load4(update + row + at);
@@ -68,6 +69,7 @@ DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float*
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
     const int at = first + i * STEP;
+    if (i * STEP >= hidden_size) break;
     kept[i] = sum_of(kept[i], change[i]);
     if (at < hidden_size && update != nullptr) store4(hidden + row + at, kept[i]);
     sum = sum_of_squares(kept[i], sum);
@@ -81,6 +83,7 @@ DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float*
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
     const int at = first + i * STEP;
+    if (i * STEP >= hidden_size) break;
     if (at < hidden_size) store4(out + row + at, normed(kept[i], factor, load4(weight + at)));
   }
 #pragma unroll 1

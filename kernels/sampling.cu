@@ -266,20 +266,21 @@ logprobs(Reported* __restrict__ reported, int* __restrict__ top_tokens, float* _
     const uint32_t count = min(min(report.count, num_tokens), min(most_top, MOST_TOP));
     result.largest = row.largest;
     result.logit = token < num_tokens ? row.logits[token] : -infinity();
-    clear_bins(shared);
+    const bool is_cut = count > 0 && count < num_tokens;
+    if (is_cut) clear_bins(shared);
     uint32_t larger = 0;
     result.sum = mass_sum(
         row,
         [&](int, float logit) {
           larger += logit > result.logit;
-          if (count > 0) count_bin(row, logit, shared);
+          if (is_cut) count_bin(row, logit, shared);
           return mass_of(row, logit);
         },
         shared);
     result.rank = 1 + block_sum(larger, shared);
     if (count > 0) {
       Cut cut;
-      if (count < num_tokens) cut = first_tokens(row, collect_candidates(row, shared), count, shared);
+      if (is_cut) cut = first_tokens(row, collect_candidates(row, shared), count, shared);
       const int64_t first = int64_t(blockIdx.x) * most_top;
       write_top(top_tokens + first, top_logits + first, row, cut, count, shared);
     }

@@ -57,21 +57,20 @@ struct Shared {
   uint32_t found;
 };
 
+DEVICE uint64_t lanes_max(uint64_t value) {
+  const uint32_t high = __reduce_max_sync(ALL_LANES, uint32_t(value >> 32));
+  const uint32_t low = __reduce_max_sync(ALL_LANES, uint32_t(value >> 32) == high ? uint32_t(value) : 0);
+  return uint64_t(high) << 32 | low;
+}
+
 // Over all threads of the block, the same in each. These wait for the block.
 DEVICE uint64_t block_max(uint64_t value, Shared& shared) {
-#pragma unroll
-  for (int distance = WARP / 2; distance > 0; distance /= 2) {
-    value = max(value, __shfl_xor_sync(ALL_LANES, value, distance));
-  }
+  value = lanes_max(value);
   if (threadIdx.x % WARP == 0) shared.reduction[threadIdx.x / WARP] = value;
   __syncthreads();
   value = shared.reduction[threadIdx.x % WARP];
   __syncthreads();
-#pragma unroll
-  for (int distance = WARP / 2; distance > 0; distance /= 2) {
-    value = max(value, __shfl_xor_sync(ALL_LANES, value, distance));
-  }
-  return value;
+  return lanes_max(value);
 }
 
 DEVICE uint32_t lanes_sum(uint32_t value) { return __reduce_add_sync(ALL_LANES, value); }
@@ -165,10 +164,11 @@ DEVICE double mass_sum(const Row& row, Mass mass, Shared& shared) {
     for (int first = start; first < end; first += THREADS / 16) {
       const int block = first + threadIdx.x / 16;
       float sum = 0.0f;
+      const int tokens = block < end ? min(MASS_BLOCK, row.num_tokens - block * MASS_BLOCK) : 0;
 #pragma unroll 4
-      for (int i = 0; i < MASS_BLOCK / 16; i++) {
-        const int token = block * MASS_BLOCK + 16 * i + lane;
-        if (block < end && token < row.num_tokens) sum = __fadd_rn(sum, mass(token, row.logits[token]));
+      for (int i = lane; i < tokens; i += 16) {
+        const int token = block * MASS_BLOCK + i;
+        sum = __fadd_rn(sum, mass(token, row.logits[token]));
       }
 #pragma unroll
       for (int half_lanes = 8; half_lanes > 0; half_lanes /= 2) {

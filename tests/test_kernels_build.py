@@ -73,7 +73,7 @@ def test_kernels_within_their_budget_pass(build: ModuleType) -> None:
 def test_machine_code_must_have_what_the_budget_says_and_no_local_memory(build: ModuleType) -> None:
     budget = {"first": {"sass": {"LDGSTS.128": 3, "HMMA": 1}}}
     counts = {"first": {"LDGSTS.E.BYPASS.128": 2, "HMMA.16816.F32.BF16": 8, "LDL.64": 1, "LDG.E": 9}}
-    assert build.sass_faults(budget, Path("a.sm_80.cubin"), counts) == [
+    assert build.sass_faults(budget, "a.sm_80.cubin", counts) == [
         "first in a.sm_80.cubin: found 2 LDGSTS.128, expected at least 3",
         "first in a.sm_80.cubin: found 1 LDL, expected none",
     ]

@@ -3,6 +3,8 @@
 use cudarc::driver::DriverError;
 use octavo_backend::BackendError;
 
+use crate::images::KERNELS_VARIABLE;
+
 /// What went wrong between this process and an NVIDIA GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -38,8 +40,17 @@ pub enum CudaError {
         found: (u32, u32),
     },
     /// This program was built without them.
-    #[error("this build has no CUDA kernels: build octavo-cuda with its feature `kernels`")]
+    #[error(
+        "this build has no CUDA kernels: build octavo-cuda with its feature `kernels`, \
+         or set {KERNELS_VARIABLE} to a folder of compiled ones"
+    )]
     NoKernels,
+    /// The folder that [`KERNELS_VARIABLE`] names does not have them.
+    #[error("{KERNELS_VARIABLE}: found {found}, expected the folder that `python kernels/build.py` writes")]
+    KernelsFolder {
+        /// The folder, and what is wrong with it.
+        found: String,
+    },
     /// A kernel that should be in the module of its source file is not.
     #[error("kernel {kernel} is not in module {module}")]
     NoKernel {

@@ -1,6 +1,11 @@
-//! The compiled kernels in this program, and the choice among them.
+//! The compiled kernels, in this program or in a folder, and the choice among them.
 
-use crate::probe::DeviceInfo;
+use std::{env, fs, path::Path, sync::OnceLock};
+
+use crate::{error::CudaError, probe::DeviceInfo};
+
+/// Names a folder of compiled kernels that are used in place of those in the program.
+pub const KERNELS_VARIABLE: &str = "OCTAVO_CUDA_KERNELS";
 
 /// A compiled source file.
 #[derive(Debug, Clone, Copy)]
@@ -13,8 +18,44 @@ pub struct Image {
     pub bytes: &'static [u8],
 }
 
-/// All of them; none without the feature `kernels`.
-pub static IMAGES: &[Image] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
+/// Those in the program; none without the feature `kernels`.
+static EMBEDDED: &[Image] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
+
+/// The kernels of this process: of the folder that [`KERNELS_VARIABLE`] names, if it does, or those in the program.
+///
+/// # Errors
+/// [`CudaError::KernelsFolder`] if the folder cannot be read or has no PTX, [`CudaError::NoKernels`] without either.
+pub fn images() -> Result<&'static [Image], CudaError> {
+    static IMAGES: OnceLock<Result<Vec<Image>, CudaError>> = OnceLock::new();
+    let images = IMAGES.get_or_init(|| match env::var_os(KERNELS_VARIABLE).filter(|folder| !folder.is_empty()) {
+        Some(folder) => images_of(Path::new(&folder)),
+        None if EMBEDDED.is_empty() => Err(CudaError::NoKernels),
+        None => Ok(EMBEDDED.to_vec()),
+    });
+    images.as_deref().map_err(Clone::clone)
+}
+
+/// The images in a folder: `{module}.ptx` and `{module}.{architecture}.cubin`. They stay in memory.
+fn images_of(folder: &Path) -> Result<Vec<Image>, CudaError> {
+    let wrong = |what: String| CudaError::KernelsFolder { found: format!("{}: {what}", folder.display()) };
+    let mut images = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| wrong(error.to_string()))? {
+        let path = entry.map_err(|error| wrong(error.to_string()))?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        let (module, architecture) = match name.split('.').collect::<Vec<_>>()[..] {
+            [module, "ptx"] => (module, None),
+            [module, architecture, "cubin"] => (module, Some(architecture)),
+            _ => continue,
+        };
+        let kept = |name: &str| -> &'static str { String::leak(name.to_owned()) };
+        let bytes = fs::read(&path).map_err(|error| wrong(format!("{name}: {error}")))?;
+        images.push(Image { module: kept(module), architecture: architecture.map(kept), bytes: bytes.leak() });
+    }
+    match images.iter().any(|image| image.architecture.is_none()) {
+        true => Ok(images),
+        false => Err(wrong("no .ptx".to_owned())),
+    }
+}
 
 impl Image {
     /// The image of a module that suits a GPU best: a binary for exactly this one, one for an older GPU of its generation,
@@ -80,6 +121,25 @@ mod tests {
         assert_eq!(chosen((12, 1), false), Some("sm_120"));
         assert_eq!(chosen((10, 0), false), None);
         assert_eq!(chosen((8, 7), true), None, "a chip that takes no binaries of cards");
+    }
+
+    #[test]
+    fn a_folder_has_images_of_each_module_and_other_files_are_passed_over() {
+        let folder = env::temp_dir().join(format!("octavo-images-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let found = |folder: &Path| images_of(folder).map_err(|error| error.to_string());
+        fs::write(folder.join("attention.sm_90.cubin"), "binary").unwrap();
+        let error = found(&folder).unwrap_err();
+        assert!(error.contains("OCTAVO_CUDA_KERNELS: found") && error.contains("no .ptx"), "{error}");
+        for (name, text) in [("attention.ptx", "text"), ("resources.json", "{}"), ("a.b.c.cubin", "")] {
+            fs::write(folder.join(name), text).unwrap();
+        }
+        let mut images = found(&folder).unwrap();
+        images.sort_by_key(|image| image.architecture);
+        let facts = images.iter().map(|image| (image.module, image.architecture, image.bytes)).collect::<Vec<_>>();
+        assert_eq!(facts, [("attention", None, &b"text"[..]), ("attention", Some("sm_90"), &b"binary"[..])]);
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(found(&folder).unwrap_err().contains("No such file"));
     }
 
     #[test]

@@ -283,6 +283,9 @@ impl Kernels {
 /// Positions that one partial result of attention covers: those from a multiple of it on.
 pub const CHUNK: usize = 256;
 
+/// The sizes of heads that attention is compiled for.
+pub const HEAD_SIZES: [usize; 11] = [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256];
+
 /// Rows (tokens times heads of a group) that a block of [`AttentionKernels::prefill`] computes.
 pub const TILE_ROWS: usize = 64;
 

@@ -10,7 +10,7 @@ use crate::{
     cublaslt::WORKSPACE_BYTES,
     device::{Device, Slice},
     error::CudaError,
-    kernels::{AttentionKernels, CHUNK, HeadShape, Kernels, LayerCache, Partials},
+    kernels::{AttentionKernels, CHUNK, HEAD_SIZES, HeadShape, Kernels, LayerCache, Partials},
     sampler::{SamplerBuffers, SamplerPlaces, logit_stride},
     staging::{Download, Upload},
     weights::Weights,
@@ -380,8 +380,8 @@ fn check_spec(spec: &DecoderSpec, limits: &StepLimits) -> Result<(), BackendErro
         let is_fine = heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads) && heads / kv_heads.max(1) <= 16;
         let found = format!("{heads} query heads and {kv_heads} KV heads");
         check(is_fine, "attention heads", found, "1 to 16 query heads for each KV head")?;
-        let is_fine = size.is_multiple_of(16) && (16..=256).contains(&size);
-        check(is_fine, "head size", size.to_string(), "a multiple of 16 up to 256")?;
+        let sizes = HEAD_SIZES.map(|size| size.to_string()).join(", ");
+        check(HEAD_SIZES.contains(&size), "head size", size.to_string(), &format!("one of {sizes}"))?;
         let rotated = 2 * attention.rope.inverse_frequencies.len();
         check(rotated <= size, "rotated elements of a head", rotated.to_string(), "at most the head's size")?;
         check(attention.window != Some(0), "attention window", "0".to_owned(), "at least 1")?;

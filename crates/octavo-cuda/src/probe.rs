@@ -11,7 +11,7 @@ use libloading::Library;
 use crate::{
     cublaslt::CublasLt,
     error::{CudaError, Doing},
-    images::IMAGES,
+    images::images,
 };
 
 /// The least version of CUDA that a driver must know, as it reports it.
@@ -69,9 +69,7 @@ pub fn probe_with(options: &CudaOptions) -> Result<DeviceInfo, CudaError> {
     if info.compute_capability < (8, 0) {
         return Err(CudaError::OldDevice { name: info.name, found: info.compute_capability });
     }
-    if IMAGES.is_empty() {
-        return Err(CudaError::NoKernels);
-    }
+    images()?;
     info.cublaslt = CublasLt::find(&options.library_folders, info.driver)?.1;
     Ok(info)
 }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use octavo_backend::{Matrix, WeightData, WeightFormat};
 use octavo_cuda::int4::{Int4Matrix, repack};
-use ptxsim::Report;
+use ptxsim::{Fault, Kernel, Report};
 
 use crate::device::{Arguments, Device, Element, Extent, Noise, kernel_of};
 
@@ -31,7 +31,7 @@ fn weights(format: WeightFormat, rows: usize, columns: usize) -> Matrix<'static>
 }
 
 /// A product: what goes in, and what should come out within which bound.
-struct Case {
+pub struct Case {
     packed: Int4Matrix,
     input: Vec<bf16>,
     rows: usize,
@@ -40,7 +40,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(format: WeightFormat, rows: usize, outputs: usize, columns: usize) -> Case {
+    pub fn new(format: WeightFormat, rows: usize, outputs: usize, columns: usize) -> Case {
         let matrix = weights(format, outputs, columns);
         let packed = repack(std::slice::from_ref(&matrix)).unwrap();
         let input: Vec<bf16> = Noise::new(7).vector(rows * columns).into_iter().map(bf16::from_f32).collect();
@@ -59,17 +59,25 @@ impl Case {
 
     fn gemv(&self) -> Outcome {
         let grid = [self.packed.rows.div_ceil(32) as u32, 1, 1];
-        self.run("gemv", Extent { grid, block: 256, shared: 0 })
+        self.run(self.kernel("gemv"), Extent { grid, block: 256, shared: 0 }).unwrap()
     }
 
     fn gemm(&self, splits: usize) -> Outcome {
+        self.gemm_with(self.kernel("gemm"), splits).unwrap()
+    }
+
+    pub fn gemm_with(&self, kernel: &Kernel, splits: usize) -> Result<Outcome, Fault> {
         let rows = self.rows.min(64).next_multiple_of(8);
         let shared = 4 * (rows * 256 + 4096 + 4 * 96 * (64 / self.packed.group).max(1));
         let grid = [self.packed.rows.div_ceil(64), self.rows.div_ceil(64), splits].map(|size| size as u32);
-        self.run("gemm", Extent { grid, block: 128, shared })
+        self.run(kernel, Extent { grid, block: 128, shared })
     }
 
-    fn run(&self, kind: &str, extent: Extent) -> Outcome {
+    fn kernel(&self, kind: &str) -> &'static Kernel {
+        kernel_of("int4_matmul", &format!("int4_{kind}_g{}", self.packed.group))
+    }
+
+    fn run(&self, kernel: &Kernel, extent: Extent) -> Result<Outcome, Fault> {
         let mut device = Device::new();
         let count = self.rows * self.packed.rows;
         let splits = extent.grid[2] as usize;
@@ -79,17 +87,16 @@ impl Case {
             [device.upload(&self.packed.codes), device.upload(&self.packed.scales), device.upload(&self.packed.zeros)];
         let sizes = [self.rows, self.packed.rows, self.packed.columns].map(|size| size as i32);
         let arguments = Arguments::default().all(&[out, input]).all(&weights).all(&sizes);
-        let kernel = kernel_of("int4_matmul", &format!("int4_{kind}_g{}", self.packed.group));
-        let report = device.run(kernel, extent, &arguments).unwrap();
+        let report = device.run(kernel, extent, &arguments)?;
         let mut result = out;
         if splits > 1 {
             result = device.poisoned::<f32>(count);
             let arguments = Arguments::default().all(&[result, out]).with(count as i64).with(splits as i32);
             let extent = Extent { grid: [count.div_ceil(256) as u32, 1, 1], block: 256, shared: 0 };
-            device.run(kernel_of("int4_matmul", "int4_sum_splits"), extent, &arguments).unwrap();
+            device.run(kernel_of("int4_matmul", "int4_sum_splits"), extent, &arguments)?;
         }
         let weight_bytes = weights.map(|at| report.buffers[&at].loads).iter().map(|loads| 32 * loads.sectors).sum();
-        Outcome { values: device.download(result, count), report, weight_bytes, out, input }
+        Ok(Outcome { values: device.download(result, count), report, weight_bytes, out, input })
     }
 
     fn assert_right(&self, outcome: &Outcome, what: &str) {
@@ -108,8 +115,8 @@ impl Case {
     }
 }
 
-struct Outcome {
-    values: Vec<f32>,
+pub struct Outcome {
+    pub values: Vec<f32>,
     report: Report,
     weight_bytes: u64,
     out: u64,

@@ -34,11 +34,13 @@ struct Case {
     scores: Vec<ScoreRow>,
 }
 
-/// What the kernels gave, and how often `sample` read the logits.
+/// What the kernels gave, and what each counted.
 struct Outcome {
     sampled: Vec<Result<Sampled, SampleError>>,
     scores: Vec<Result<TokenLogprobs, SampleError>>,
+    rules: Report,
     sample: Report,
+    logprobs: Report,
     logits: u64,
 }
 
@@ -67,6 +69,7 @@ impl Case {
         let ruled_states = device.poisoned::<u32>(entries.num_ruled().max(1));
         let sizes = |arguments: Arguments| arguments.with(stride as i64).with(num_tokens as i32);
         let extent = |entries: usize| Extent { grid: [entries as u32, 1, 1], block: 1024, shared: 0 };
+        let [mut rules, mut sample, mut logprobs] = [(); 3].map(|()| Report::default());
         if entries.num_ruled() > 0 {
             let lists = [
                 upload(&mut device, &entries.rules),
@@ -77,11 +80,11 @@ impl Case {
                 upload(&mut device, &entries.seen),
             ];
             let arguments = sizes(Arguments::default().all(&[ruled, ruled_states, logits]).all(&lists));
-            device.run(kernel_of("sampling", "apply_rules"), extent(entries.num_ruled()), &arguments).unwrap();
+            let kernel = kernel_of("sampling", "apply_rules");
+            rules = device.run(kernel, extent(entries.num_ruled()), &arguments).unwrap();
         }
         let draws = entries.num_draws().max(1);
         let (tokens, states) = (device.poisoned::<u32>(draws), device.poisoned::<u32>(draws));
-        let mut sample = Report::default();
         if entries.num_draws() > 0 {
             let list = device.upload(&entries.draws);
             let arguments = Arguments::default().all(&[tokens, states, logits, ruled, ruled_states, list]);
@@ -96,7 +99,7 @@ impl Case {
             let outputs = [reported, top_tokens, top_logits];
             let arguments = Arguments::default().all(&outputs).all(&[logits, ruled, ruled_states, tokens, list]);
             let arguments = sizes(arguments).with(entries.most_top as i32);
-            device.run(kernel_of("sampling", "logprobs"), extent(reports), &arguments).unwrap();
+            logprobs = device.run(kernel_of("sampling", "logprobs"), extent(reports), &arguments).unwrap();
         }
         let results = Results {
             tokens: &device.download(tokens, draws),
@@ -105,7 +108,8 @@ impl Case {
             top_tokens: &device.download(top_tokens, places),
             top_logits: &device.download(top_logits, places),
         };
-        Outcome { sampled: entries.sampled(&results), scores: entries.scores(&results), sample, logits }
+        let (sampled, scores) = (entries.sampled(&results), entries.scores(&results));
+        Outcome { sampled, scores, rules, sample, logprobs, logits }
     }
 
     /// Runs and compares with the definition.
@@ -423,6 +427,40 @@ fn a_greedy_draw_reads_its_row_once() {
     let outcome = case.check();
     let loads = outcome.sample.buffers[&outcome.logits].loads;
     assert_eq!((loads.bytes, loads.sectors), (4 * 4096, 4096 / 8));
+}
+
+/// How often a row of 4096 logits was read, going by its sectors.
+fn passes(report: &Report, logits: u64) -> f64 {
+    assert_eq!(report.local_requests, 0);
+    report.buffers[&logits].loads.sectors as f64 / 512.0
+}
+
+#[test]
+fn a_row_is_read_a_few_times_and_in_whole_sectors() {
+    let row = || logits(4096, 3);
+    let rules = LogitRules { banned: vec![7], ..LogitRules::default() };
+    let outcome = Case::of(row(), [with_rules(rules, SampleRow::greedy(0, 1))]).check();
+    assert_eq!(passes(&outcome.rules, outcome.logits), 1.0);
+    // The row, the banned token once more, and the state.
+    assert_eq!((outcome.rules.global_stores.sectors, outcome.rules.shared.conflicts), (4096 / 8 + 2, 0));
+    let cases = [
+        (random(0), 2.0),
+        (SampleRow { top_k: 20, ..random(0) }, 4.0),
+        (SampleRow { top_p: 0.9, ..random(0) }, 5.0),
+        (SampleRow { top_k: 20, top_p: 0.9, min_p: 0.1, ..random(0) }, 5.0),
+    ];
+    for (sample, expected) in cases {
+        let outcome = Case::of(row(), [sample.clone()]).check();
+        assert_eq!(passes(&outcome.sample, outcome.logits), expected, "{sample:?}");
+        let conflicts = outcome.sample.shared.conflicts;
+        assert!(conflicts == 0 || sample.top_k > 0 || sample.top_p < 1.0, "{conflicts}: {sample:?}");
+    }
+    for (top, expected) in [(0, 2.0), (20, 4.0)] {
+        let outcome = Case::of(row(), [SampleRow { logprobs: Some(top), ..SampleRow::greedy(0, 1) }]).check();
+        // At most one sector for each warp that looks up the token, and for each of the likeliest.
+        let more = passes(&outcome.logprobs, outcome.logits) - expected;
+        assert!((0.0..=64.0 / 512.0).contains(&more), "{top} likeliest tokens: {more} passes more than {expected}");
+    }
 }
 
 #[test]
