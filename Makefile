@@ -73,6 +73,11 @@ test-cuda: kernels $(VENV)/.test-wheel pull ## Run the CUDA kernels and the whol
 	$(CUDA_TEST) --lib --test engine --test fake --test fault --test kernels && $(CUDA_PYTEST); others=$$?; \
 	wait $$conformance; conformance=$$?; cat $(FAKECUDA)/conformance.log; exit $$((others + conformance))
 
+.PHONY: test-cuda-law
+test-cuda-law: kernels $(VENV)/.test-wheel ## Run the law over every pair of features on the driver that needs no GPU
+	tools/fakecuda.sh
+	OCTAVO_TEST_ALL_PAIRS=1 $(CUDA_PYTEST) -k ids_and_logprobs
+
 .PHONY: test-aarch64
 test-aarch64: ## Run the backends' tests for 64-bit ARM in emulation
 	tools/test_aarch64.sh target/aarch64
