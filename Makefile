@@ -70,8 +70,8 @@ test-cuda: kernels $(VENV)/.test-wheel pull ## Run the CUDA kernels and the whol
 	tools/fakecuda.sh
 	$(CUDA_TEST) --no-run
 	$(CUDA_TEST) --test conformance > $(FAKECUDA)/conformance.log 2>&1 & conformance=$$!; \
-	$(CUDA_TEST) --lib --test engine --test fake --test fault --test kernels && $(CUDA_PYTEST); others=$$?; \
-	wait $$conformance; conformance=$$?; cat $(FAKECUDA)/conformance.log; exit $$((others + conformance))
+	$(CUDA_TEST) -- --skip cuda_agrees_with_the_reference && $(CUDA_PYTEST); others=$$?; \
+	wait $$conformance; conformance=$$?; cat $(FAKECUDA)/conformance.log; [ $$others = 0 ] && [ $$conformance = 0 ]
 
 .PHONY: test-cuda-law
 test-cuda-law: kernels $(VENV)/.test-wheel ## Run the law over every pair of features on the driver that needs no GPU

@@ -47,6 +47,8 @@ LIMITS = ("registers", "shared")
 FORBIDDEN = {"LDL": 0, "STL": 0, "LD": 0, "ST": 0}
 
 Resources = dict[str, dict[str, dict[str, int]]]
+# How often a kernel has a machine instruction: `[kernel][instruction]`.
+Instructions = dict[str, dict[str, int]]
 
 
 class BuildError(Exception):
@@ -156,15 +158,17 @@ class Build:
         """Results go to `out`; with a disassembler, what machine code has is counted too."""
         out.mkdir(parents=True, exist_ok=True)
         self._out, self._cubins, self._ptx, self._nvdisasm = out, cubins, ptx, nvdisasm
-        self.instructions: dict[str, dict[str, dict[str, int]]] = {}
         self._headers = {path.name: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.cuh"))}
         self._state_path = out / "build-state.json"
         self._old: dict[str, Any] = {}
         if self._state_path.exists():
             self._old = json.loads(self._state_path.read_text(encoding="utf-8"))
 
-    def run(self) -> Resources:
-        """Everything, as many at a time as there are processors. What succeeds is kept even if something else fails."""
+    def run(self) -> tuple[Resources, dict[str, Instructions]]:
+        """Everything, as many at a time as there are processors. What succeeds is kept even if something else fails.
+
+        The second value has the instructions of each file that were counted.
+        """
         sources = sorted(KERNELS.glob("*.cu"), key=lambda source: -source.stat().st_size)
         jobs = [(source, architecture) for source in sources for architecture in (PTX_ARCHITECTURE, *ARCHITECTURES)]
         state: dict[str, Any] = {}
@@ -184,13 +188,14 @@ class Build:
             if path.name not in state:
                 path.unlink()
         resources: Resources = {}
+        instructions: dict[str, Instructions] = {}
         for source, architecture in sorted(jobs):
             name = self._path(source, architecture).name
             for kernel, facts in state[name]["resources"].items():
                 resources.setdefault(kernel, {}).update(facts)
-            self.instructions[name] = state[name].get("instructions", {})
+            instructions[name] = state[name].get("instructions", {})
         (self._out / "resources.json").write_text(json.dumps(resources, indent=1), encoding="utf-8")
-        return resources
+        return resources, instructions
 
     def _texts(self, text: str) -> list[str]:
         """A source and the headers that it includes, whatever they include themselves among them."""
@@ -239,12 +244,12 @@ def excesses(budget: dict[str, dict[str, Any]], resources: Resources) -> list[st
     return found
 
 
-def count_instructions(nvdisasm: Path, cubin: Path) -> dict[str, dict[str, int]]:
+def count_instructions(nvdisasm: Path, cubin: Path) -> Instructions:
     """How often each kernel of a cubin has each machine instruction."""
     listing = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=False)
     if listing.returncode != 0:
         raise BuildError(f"{cubin.name}: nvdisasm: {listing.stderr.strip()}")
-    counts: dict[str, dict[str, int]] = {}
+    counts: Instructions = {}
     kernel: dict[str, int] = {}
     for line in listing.stdout.splitlines():
         if section := re.match(r"\.text\.(\w+):", line.strip()):
@@ -254,7 +259,7 @@ def count_instructions(nvdisasm: Path, cubin: Path) -> dict[str, dict[str, int]]
     return counts
 
 
-def sass_faults(budget: dict[str, dict[str, Any]], cubin: str, counts: dict[str, dict[str, int]]) -> list[str]:
+def sass_faults(budget: dict[str, dict[str, Any]], cubin: str, counts: Instructions) -> list[str]:
     """What the budget expects of the machine code and does not find, and what nobody may use."""
     found = []
     for name, instructions in counts.items():
@@ -317,12 +322,13 @@ def run(arguments: argparse.Namespace) -> list[str]:
     ptx = find_nvrtc(arguments.nvrtc_ptx, "--nvrtc-ptx", PTX_VERSION, f"{wheel}==12.4.127")
     budget = read_budget(KERNELS / "budget.toml")
     out: Path = arguments.out
-    build = Build(out, cubins, ptx, find_nvdisasm(arguments.nvdisasm) if arguments.check_sass else None)
-    resources = build.run()
+    nvdisasm = find_nvdisasm(arguments.nvdisasm) if arguments.check_sass else None
+    resources, instructions = Build(out, cubins, ptx, nvdisasm).run()
     print_table(budget, resources)
     faults = excesses(budget, resources)
-    for name, counts in build.instructions.items():
-        faults += sass_faults(budget, name, counts) if arguments.check_sass else []
+    if arguments.check_sass:
+        for cubin, counts in instructions.items():
+            faults += sass_faults(budget, cubin, counts)
     return faults
 
 

@@ -145,7 +145,7 @@ impl Device {
     /// # Errors
     /// There is none, or the driver refuses it.
     pub fn load(self: &Arc<Self>, module: &'static str) -> Result<Arc<Module>, CudaError> {
-        let image = Image::of(images()?, module, &self.info).ok_or(CudaError::NoKernels)?;
+        let image = Image::of(images()?, module, &self.info).ok_or(CudaError::NoImage { module })?;
         self.bind()?;
         let words = image.loadable();
         // SAFETY: the image is complete, aligned, and ended by a zero.

@@ -51,6 +51,12 @@ pub enum CudaError {
         /// The folder, and what is wrong with it.
         found: String,
     },
+    /// There is neither a binary of a source file for this GPU nor PTX.
+    #[error("no compiled kernels of {module} suit this GPU: found no cubin for it and no PTX")]
+    NoImage {
+        /// The source file's name.
+        module: &'static str,
+    },
     /// A kernel that should be in the module of its source file is not.
     #[error("kernel {kernel} is not in module {module}")]
     NoKernel {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use octavo_backend::{
-    Backend, Reference, TokenLogprobs, TokenMask, WeightFormat,
+    Backend, Reference, StepLimits, TokenLogprobs, TokenMask, WeightFormat,
     conformance::{TinyModel, TinyShape},
 };
 use octavo_cuda::{CudaBackend, CudaOptions};
@@ -208,4 +208,16 @@ fn a_model_in_bfloat16_generates_as_reference_does() {
 #[test]
 fn a_model_with_4_bit_weights_generates_as_reference_does() {
     generates(WeightFormat::Int4Group64);
+}
+
+#[test]
+fn heads_of_a_size_without_kernels_are_refused_with_the_sizes_there_are() {
+    let backend = CudaBackend::new(&CudaOptions::default()).unwrap();
+    let mut model = TinyModel::new(TinyShape { head_size: 144, ..TinyShape::default() }, 41);
+    let limits = StepLimits { max_rows: 16, max_spans: 1, max_positions: 64, block_size: 16, num_blocks: vec![4] };
+    let error = backend.load(&model.spec.clone(), &mut model, &limits).err().unwrap().to_string();
+    assert!(
+        error.contains("head size: found 144") && error.contains("one of 16, 32") && error.contains("160"),
+        "{error}"
+    );
 }

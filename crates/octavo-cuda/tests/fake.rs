@@ -141,6 +141,7 @@ fn a_captured_graph_does_the_same_again_with_new_inputs() {
 #[test]
 fn launches_that_a_gpu_would_refuse_are_refused() {
     let device = device();
+    assert!(matches!(device.load("no_such_file"), Err(CudaError::NoImage { module: "no_such_file" })));
     let module = device.load("pointwise").unwrap();
     assert!(matches!(module.kernel("no_such_kernel", 0), Err(CudaError::NoKernel { module: "pointwise", .. })));
     let kernel = module.kernel("gather_rows", 0).unwrap();
