@@ -61,22 +61,18 @@ test-long: $(VENV)/.test-wheel pull ## Run the tests that are too slow for every
 kernels: $(VENV)/.nvrtc ## Compile the CUDA kernels for every architecture
 	$(BIN)/python kernels/build.py --nvrtc $(VENV)/nvrtc --nvrtc-ptx $(VENV)/nvrtc-ptx --nvdisasm $(VENV)/nvdisasm --check-sass
 
-# Two at a time: conformance, and all else. The kernels come from their folder, so that Python's module is not built twice.
+# Conformance runs beside all else, and pytest in two processes. The kernels come from their folder, so that Python's module is not built twice.
 CUDA_TEST = LD_LIBRARY_PATH=$(FAKECUDA) cargo test --locked -p octavo-cuda --features octavo-cuda/kernels
-CUDA_PYTEST = LD_LIBRARY_PATH=$(FAKECUDA) OCTAVO_CUDA_KERNELS=target/kernels $(BIN)/python -m pytest tests/cuda
+CUDA_PYTEST = LD_LIBRARY_PATH=$(FAKECUDA) OCTAVO_CUDA_KERNELS=target/kernels $(BIN)/python -m pytest tests/cuda -n 2 --dist loadgroup
 
 .PHONY: test-cuda
 test-cuda: kernels $(VENV)/.test-wheel pull ## Run the CUDA kernels and the whole engine on a driver that needs no GPU
 	tools/fakecuda.sh
+	cargo clippy --quiet --locked -p octavo-cuda --all-targets --features octavo-cuda/kernels -- -D warnings
 	$(CUDA_TEST) --no-run
 	$(CUDA_TEST) --test conformance > $(FAKECUDA)/conformance.log 2>&1 & conformance=$$!; \
 	$(CUDA_TEST) -- --skip cuda_agrees_with_the_reference && $(CUDA_PYTEST); others=$$?; \
 	wait $$conformance; conformance=$$?; cat $(FAKECUDA)/conformance.log; [ $$others = 0 ] && [ $$conformance = 0 ]
-
-.PHONY: test-cuda-law
-test-cuda-law: kernels $(VENV)/.test-wheel ## Run the law over every pair of features on the driver that needs no GPU
-	tools/fakecuda.sh
-	OCTAVO_TEST_ALL_PAIRS=1 $(CUDA_PYTEST) -k ids_and_logprobs
 
 .PHONY: test-aarch64
 test-aarch64: ## Run the backends' tests for 64-bit ARM in emulation

@@ -54,45 +54,45 @@ DEVICE void norm(Out* __restrict__ out, float* __restrict__ hidden, const float*
   __shared__ float scratch[NORM_THREADS / WARP];
   const int64_t row = blockIdx.x * int64_t(hidden_size);
   const int first = 4 * threadIdx.x;
-  constexpr int STEP = 4 * NORM_THREADS;
+  const int step = 4 * blockDim.x;
   float4 kept[KEPT], change[KEPT];
   float sum = 0.0f;
   // All that is read is under way before the first of it is used. Steps beyond a row's end are passed over by all.
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
-    const int at = first + i * STEP;
-    if (i * STEP >= hidden_size) break;
+    const int at = first + i * step;
+    if (i * step >= hidden_size) break;
     kept[i] = change[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (at < hidden_size) kept[i] = load4(hidden + row + at);
     if (at < hidden_size && update != nullptr) change[i] = load4(update + row + at);
   }
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
-    const int at = first + i * STEP;
-    if (i * STEP >= hidden_size) break;
+    const int at = first + i * step;
+    if (i * step >= hidden_size) break;
     kept[i] = sum_of(kept[i], change[i]);
     if (at < hidden_size && update != nullptr) store4(hidden + row + at, kept[i]);
     sum = sum_of_squares(kept[i], sum);
   }
 #pragma unroll 1
-  for (int i = first + KEPT * STEP; i < hidden_size; i += STEP) {
+  for (int i = first + KEPT * step; i < hidden_size; i += step) {
     sum = sum_of_squares(updated(hidden, update, row + i), sum);
   }
-  sum = block_sum<NORM_THREADS / WARP>(sum, scratch);
+  sum = block_sum(sum, scratch);
   const float factor = 1.0f / sqrtf(sum / float(hidden_size) + epsilon);
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
-    const int at = first + i * STEP;
-    if (i * STEP >= hidden_size) break;
+    const int at = first + i * step;
+    if (i * step >= hidden_size) break;
     if (at < hidden_size) store4(out + row + at, normed(kept[i], factor, load4(weight + at)));
   }
 #pragma unroll 1
-  for (int i = first + KEPT * STEP; i < hidden_size; i += STEP) {
+  for (int i = first + KEPT * step; i < hidden_size; i += step) {
     store4(out + row + i, normed(load4(hidden + row + i), factor, load4(weight + i)));
   }
 }
 
-// Grid (rows), block 256.
+// Grid (rows), block as many whole warps as it takes to read the row in one step, at most 256.
 KERNEL(NORM_THREADS)
 norm_bf16(bf16* out, float* hidden, const float* update, const float* weight, int hidden_size, float epsilon) {
   norm(out, hidden, update, weight, hidden_size, epsilon);

@@ -204,32 +204,13 @@ DEVICE float warp_sum(float value) {
   for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
   return value;
 }
-DEVICE float warp_max(float value) {
-#pragma unroll
-  for (int distance = WARP / 2; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
-  }
-  return value;
-}
-// Over a block of WARPS whole warps, in ascending order of the warps, the same bits in each thread. Waits for the block
-// once, between writing `scratch` ([WARPS], shared) and reading it: before a second use, wait again.
-template <int WARPS>
+// Over a block of whole warps, in their ascending order, the same bits in each thread. Waits for the block once, between
+// writing `scratch` (a value for each warp, shared) and reading it: before a second use, wait again.
 DEVICE float block_sum(float value, float* scratch) {
   value = warp_sum(value);
   if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
   __syncthreads();
   float sum = scratch[0];
-#pragma unroll
-  for (int warp = 1; warp < WARPS; warp++) sum += scratch[warp];
+  for (int warp = 1; warp < blockDim.x / WARP; warp++) sum += scratch[warp];
   return sum;
-}
-template <int WARPS>
-DEVICE float block_max(float value, float* scratch) {
-  value = warp_max(value);
-  if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
-  __syncthreads();
-  float largest = scratch[0];
-#pragma unroll
-  for (int warp = 1; warp < WARPS; warp++) largest = fmaxf(largest, scratch[warp]);
-  return largest;
 }

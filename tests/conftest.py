@@ -1,5 +1,6 @@
 """Models that many tests share."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,3 +51,12 @@ def smollm2_file() -> Path:
 def smollm2(smollm2_file: Path) -> Iterator[LLM]:
     with LLM(smollm2_file, max_model_len=1024, num_kv_blocks=128) as llm:
         yield llm
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many continuations the law compared, and how many left the plain run at tokens within the margin."""
+    count: Counter[str] = Counter()
+    for report in terminalreporter.getreports("passed"):
+        count.update({name: value for name, value in report.user_properties if isinstance(value, int)})
+    if count:
+        terminalreporter.write_line(f"{count['others']} of {count['continuations']} continuations have other tokens")

@@ -111,8 +111,8 @@ class Law:
         key = _key(case, {})
         if key in self._doubts or "beam_width" in case.params(0):
             return self._doubts.get(key, [])
-        single = self.alone(case, n=1, logprobs=0)
-        silent = self.alone(case, n=1, logprobs=None, max_tokens=8)
+        single = self.alone(case, n=1, logprobs=0, prompt_logprobs=None)
+        silent = self.alone(case, n=1, logprobs=None, prompt_logprobs=None, max_tokens=8)
         for index, (whole, one, none) in enumerate(zip(expected, single, silent, strict=True)):
             if drawn(whole.outputs[0]) != drawn(one.outputs[0]):
                 found.append(f"prompt {index} alone: choice 0 is not what n=1 gives")

@@ -119,7 +119,8 @@ CUDA = Subject(
     device="cuda",
     block_size=16,
     step_tokens=29,
-    prompts=TINY_PROMPTS,
+    # One fewer: the prefix cache knows no device.
+    prompts=[TINY_PROMPTS[at] for at in (0, 1, 2, 3, 7, 4, 6)],
     max_tokens=9,
     long_tokens=50,
     pool_tokens=2048,

@@ -1,11 +1,10 @@
 """The device cuda through `LLM`: on a GPU, or on the driver that stands for one (`make test-cuda`).
 
 A row's arithmetic may depend on the rows beside it here, so that answers are compared within a margin in nats: of
-log-probabilities, and a token is rarely another one. The last test prints how often that was.
+log-probabilities, and a token is rarely another one. The summary says how often that was.
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from law import Case, Law, drawn
 from law_features import FEATURES, REFUSED
-from law_runs import CUDA, SMOLLM2
+from law_runs import CUDA, REFERENCE, SMOLLM2
 from octavo import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from octavo.devices import Gpu, probe_cuda
 from octavo.errors import InvalidRequest
@@ -23,17 +22,16 @@ MARGIN = 0.05
 """Nats: what conformance allows a backend whose sums have no fixed order."""
 
 NOT_HERE = {"penalties", "beam search"}
-KNOWN = [feature for feature in FEATURES if feature.name not in NOT_HERE]
+# Without the numbers of threads, like Reference: they are the CPU's.
+KNOWN = [feature for feature in FEATURES if REFERENCE in feature.subjects and feature.name not in NOT_HERE]
 
-# Every feature by itself, and the pairs that share blocks or rows; with `make test-cuda-law` all pairs.
-_ALL_PAIRS = "OCTAVO_TEST_ALL_PAIRS" in os.environ
-_MEETING = {"batched", "chunked", "prefix-hit", "preempted", "n>1"}
-PAIRS = [
-    pair
-    for pair in combinations(KNOWN, 2)
-    if (_ALL_PAIRS or {one.name for one in pair} <= _MEETING) and frozenset(one.name for one in pair) not in REFUSED
-]
+PAIRS = [pair for pair in combinations(KNOWN, 2) if frozenset(one.name for one in pair) not in REFUSED]
 CASES = [Case(CUDA, features) for features in [*((feature,) for feature in KNOWN), *PAIRS]]
+
+
+def _group(case: Case) -> str:
+    """Cases that ask for the same have the same plain run, and belong into one process."""
+    return " ".join(feature.name for feature in case.features if feature.params(CUDA, 0)) or "plain"
 
 
 class Judge:
@@ -73,6 +71,7 @@ def law(tiny_folder: Path, judge: Judge) -> Iterator[Law]:
     law = Law({CUDA.letter: tiny_folder}, judge)
     yield law
     law.close()
+    assert judge.others <= judge.continuations / 50, f"{judge.others} of {judge.continuations} have other tokens"
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +86,16 @@ def test_the_gpu_is_found_and_auto_takes_it(tiny_folder: Path) -> None:
         assert llm.device == "cuda"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_ids_and_logprobs_are_those_of_the_plain_run(law: Law, case: Case) -> None:
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=pytest.mark.xdist_group(_group(case))) for case in CASES]
+)
+def test_ids_and_logprobs_are_those_of_the_plain_run(
+    law: Law, judge: Judge, case: Case, record_property: Callable[[str, object], None]
+) -> None:
+    before = (judge.continuations, judge.others)
     assert law.broken(case) == []
+    record_property("continuations", judge.continuations - before[0])
+    record_property("others", judge.others - before[1])
 
 
 def test_log_probabilities_are_those_of_reference(llm: LLM, tiny_folder: Path) -> None:
@@ -140,9 +146,3 @@ def test_smollm2_makes_the_tokens_that_the_cpu_makes(smollm2_file: Path) -> None
     for one, other in zip(drawn(found.outputs[0]), drawn(expected.outputs[0]), strict=True):
         assert one[0] == other[0]
         assert one[1] == pytest.approx(other[1], abs=2 * MARGIN)
-
-
-def test_few_continuations_leave_the_plain_run(law: Law, judge: Judge) -> None:
-    assert not any(law.broken(case) for case in CASES)
-    print(f"\n{judge.others} of {judge.continuations} continuations differ, at tokens within {MARGIN} nats")
-    assert judge.others <= judge.continuations / 50

@@ -189,7 +189,9 @@ impl Kernels {
         assert!(out_len >= elements && norm.hidden.len >= elements);
         assert!(norm.update.is_none_or(|update| update.len >= elements));
         let update = norm.update.map_or(0u64, |update| update.address);
-        let extent = Extent { grid: [norm.rows, 1, 1], block: 256, shared_bytes: 0 };
+        // Whole warps, so many that a step over the row reaches its end.
+        let block = width.div_ceil(4).next_multiple_of(32).min(256);
+        let extent = Extent { grid: [norm.rows, 1, 1], block, shared_bytes: 0 };
         let arguments = arguments![out, norm.hidden.address, update, norm.weight.address, int(width), norm.epsilon];
         // SAFETY: see the module.
         unsafe { kernel.launch(extent, arguments) }

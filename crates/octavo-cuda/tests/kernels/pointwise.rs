@@ -57,6 +57,7 @@ fn check_norm(case: &NormCase) -> Report {
         .collect();
     let mut device = Device::new();
     let mut reports = Vec::new();
+    let threads = (hidden as u32).div_ceil(4).next_multiple_of(32).min(256);
     for (name, size) in [("norm_f32", 4), ("norm_bf16", 2)] {
         let (stream_at, weight_at) = (device.upload(&stream), device.upload(&weight));
         let update_at = if update { device.upload(&change) } else { 0 };
@@ -64,7 +65,7 @@ fn check_norm(case: &NormCase) -> Report {
         let pointers = [out, stream_at, update_at, weight_at];
         let arguments = Arguments::default().all(&pointers).with(hidden as i32).with(1e-5f32);
         let kernel = kernel_of("pointwise", name);
-        reports.push(device.run(kernel, extent([rows as u32, 1, 1], 256), &arguments).unwrap());
+        reports.push(device.run(kernel, extent([rows as u32, 1, 1], threads), &arguments).unwrap());
         assert_eq!(device.download::<f32>(stream_at, rows * hidden), expected_stream, "{name}: the residual stream");
         let found: Vec<f64> = match size {
             4 => device.download::<f32>(out, rows * hidden).into_iter().map(f64::from).collect(),
@@ -83,7 +84,7 @@ fn check_norm(case: &NormCase) -> Report {
 
 #[test]
 fn norms_add_the_update_first_and_write_it_back() {
-    for hidden in [8, 1000, 1024, 1032, 8192, 8200, 9000] {
+    for hidden in [8, 128, 136, 576, 1000, 1024, 1032, 8192, 8200, 9000] {
         check_norm(&NormCase { rows: 3, hidden, update: true });
     }
 }
