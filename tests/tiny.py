@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 Array = NDArray[np.float32]
+DTYPES = {"float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "uint32": ("I32", "<u4")}
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE, VOCAB = 64, 2, 4, 2, 128, 512
 END_OF_TEXT, IM_START, IM_END = 509, 510, 511
@@ -100,7 +101,7 @@ def tokenizer(first_pieces: Sequence[bytes] = ()) -> Tokenizer:
 
 def write(
     folder: Path,
-    weights: Mapping[str, Array],
+    weights: Mapping[str, NDArray[Any]],
     *,
     config: Mapping[str, Any] | None = None,
     generation_config: Mapping[str, Any] | None = None,
@@ -118,14 +119,15 @@ def write(
     return folder
 
 
-def safetensors(weights: Mapping[str, Array]) -> bytes:
+def safetensors(weights: Mapping[str, NDArray[Any]]) -> bytes:
     """The format: the header's length in 8 bytes, the header in JSON, the data."""
     header: dict[str, Any] = {}
     data = b""
     for name, weight in weights.items():
-        content = np.ascontiguousarray(weight, "<f4").tobytes()
+        dtype, stored = DTYPES[weight.dtype.name]
+        content = np.ascontiguousarray(weight, stored).tobytes()
         offsets = [len(data), len(data) + len(content)]
-        header[name] = {"dtype": "F32", "shape": list(weight.shape), "data_offsets": offsets}
+        header[name] = {"dtype": dtype, "shape": list(weight.shape), "data_offsets": offsets}
         data += content
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

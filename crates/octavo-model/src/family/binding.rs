@@ -164,13 +164,13 @@ fn rope_factors(table: &TensorTable, tensor: &Tensor, pairs: usize) -> Result<Ve
 }
 
 impl Part {
-    /// The tensor as a matrix of the decoder: borrowed when its rows are where they belong, else copied.
+    /// The tensor as a matrix of the decoder: borrowed when it is stored as it belongs, else a copy.
     pub(crate) fn matrix<'t>(&self, table: &'t TensorTable) -> Matrix<'t> {
         let (rows, columns) = (self.tensor.shape[0], self.tensor.shape[1]);
         let stored = table.bytes(&self.tensor);
         let bytes = match self.order {
-            RowOrder::AsStored => Cow::Borrowed(stored),
-            RowOrder::NeighbourPairs { head_size } => Cow::Owned(halves_from_pairs(stored, rows, head_size)),
+            RowOrder::AsStored => stored,
+            RowOrder::NeighbourPairs { head_size } => Cow::Owned(halves_from_pairs(&stored, rows, head_size)),
         };
         Matrix { rows, columns, data: WeightData { format: self.tensor.format, bytes } }
     }

@@ -276,10 +276,6 @@ fn refuse_config_variants(config: &JsonFile) -> Result<(), ModelError> {
     {
         return Err(config.unsupported("architectures", format!("{classes:?}"), "\"LlamaForCausalLM\""));
     }
-    if let Some(quantization) = config.value("quantization_config") {
-        let method = quantization.get("quant_method").unwrap_or(quantization);
-        return Err(config.unsupported("quantization_config", method, "none (weights in F32, F16 or BF16)"));
-    }
     for field in CONFIG_REFUSED {
         if let Some(value) = config.value(field) {
             return Err(config.unsupported(field, value, "no such field in a plain Llama model"));

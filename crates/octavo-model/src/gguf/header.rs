@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use octavo_backend::WeightFormat;
 
 use super::{Metadata, cursor::Cursor, value::Value};
-use crate::{ModelError, mapped::MappedFile, tensors::Tensor};
+use crate::{
+    ModelError,
+    mapped::MappedFile,
+    tensors::{Place, Tensor, TensorSource},
+};
 
 /// Largest number of dimensions in the format.
 const MOST_DIMENSIONS: u32 = 4;
@@ -16,7 +20,7 @@ const SUPPORTED_TYPES: &str = "F32, F16, BF16, Q8_0, Q6_K, Q4_K, Q4_0 or Q4_1";
 #[derive(Debug)]
 pub(crate) struct Header<'a> {
     pub(crate) metadata: Metadata<'a>,
-    /// All with [`Tensor::file`] 0.
+    /// All in file 0.
     pub(crate) tensors: BTreeMap<String, Tensor>,
 }
 
@@ -156,7 +160,8 @@ fn place(
             return Err(corrupt(name, format!("offset {offset}"), expected));
         }
         free_from = offset + size as u64;
-        let tensor = Tensor { name: name.to_owned(), shape, format, file: 0, range: start as usize..end as usize };
+        let source = TensorSource::Stored(Place { file: 0, range: start as usize..end as usize });
+        let tensor = Tensor { name: name.to_owned(), shape, format, source };
         if tensors.insert(name.to_owned(), tensor).is_some() {
             return Err(corrupt(name, "the tensor twice".to_owned(), "each tensor once".to_owned()));
         }

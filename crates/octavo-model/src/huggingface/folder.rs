@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use octavo_backend::TokenId;
 use serde_json::Value;
 
-use super::json::{JsonFile, read_text};
+use super::{
+    json::{JsonFile, read_text},
+    quantization::Quantization,
+};
 use crate::{GenerationDefaults, ModelError, TokenizerSource};
 
 /// A folder with a `config.json`.
@@ -13,6 +16,7 @@ use crate::{GenerationDefaults, ModelError, TokenizerSource};
 pub(crate) struct Folder {
     pub(crate) path: PathBuf,
     pub(crate) config: JsonFile,
+    pub(crate) quantization: Option<Quantization>,
     generation: Option<JsonFile>,
 }
 
@@ -24,7 +28,8 @@ impl Folder {
             expected: "the configuration of a Hugging Face folder",
         })?;
         let generation = JsonFile::read(&path.join("generation_config.json"))?;
-        Ok(Folder { path: path.to_owned(), config, generation })
+        let quantization = Quantization::read(path, &config)?;
+        Ok(Folder { path: path.to_owned(), config, quantization, generation })
     }
 
     /// Both files may name tokens that end an output.

@@ -5,12 +5,12 @@ use std::{
     path::Path,
 };
 
-use super::{Folder, json::JsonFile, safetensors};
-use crate::{
-    ModelError,
-    mapped::MappedFile,
-    tensors::{Tensor, TensorTable},
+use super::{
+    Folder, int4,
+    json::JsonFile,
+    safetensors::{self, StoredTensor},
 };
+use crate::{ModelError, mapped::MappedFile, tensors::TensorTable};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -21,28 +21,33 @@ pub(crate) fn read_tensors(folder: &Folder) -> Result<TensorTable, ModelError> {
     let single = folder.path.join(SINGLE);
     if single.exists() {
         let file = MappedFile::open(&single, "a safetensors file")?;
-        let tensors = safetensors::read(&file, 0)?.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-        return Ok(TensorTable { files: vec![file], tensors });
+        let stored = safetensors::read(&file, 0)?.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        return int4::table(folder, vec![file], stored);
     }
     match JsonFile::read(&folder.path.join(INDEX))? {
-        Some(index) => read_shards(&folder.path, &index),
+        Some(index) => {
+            let (files, stored) = read_shards(&folder.path, &index)?;
+            int4::table(folder, files, stored)
+        }
         None => Err(ModelError::NotFound { path: single, expected: "the weights, in one file or with an index" }),
     }
 }
 
-fn read_shards(folder: &Path, index: &JsonFile) -> Result<TensorTable, ModelError> {
+type Shards = (Vec<MappedFile>, BTreeMap<String, StoredTensor>);
+
+fn read_shards(folder: &Path, index: &JsonFile) -> Result<Shards, ModelError> {
     let places = places(index)?;
-    let mut table = TensorTable { files: Vec::new(), tensors: BTreeMap::new() };
+    let (mut files, mut stored) = (Vec::new(), BTreeMap::new());
     for shard in places.values().copied().collect::<BTreeSet<_>>() {
         let file = MappedFile::open(&folder.join(shard), "a shard that the index names")?;
-        for tensor in safetensors::read(&file, table.files.len())? {
+        for tensor in safetensors::read(&file, files.len())? {
             check_place(&tensor, shard, &file, &places, index)?;
-            table.tensors.insert(tensor.name.clone(), tensor);
+            stored.insert(tensor.name.clone(), tensor);
         }
-        table.files.push(file);
+        files.push(file);
     }
-    match places.iter().find(|(name, _)| !table.tensors.contains_key(**name)) {
-        None => Ok(table),
+    match places.iter().find(|(name, _)| !stored.contains_key(**name)) {
+        None => Ok((files, stored)),
         Some((name, shard)) => Err(ModelError::MissingTensor { file: folder.join(shard), tensor: (*name).to_owned() }),
     }
 }
@@ -66,7 +71,7 @@ fn places(index: &JsonFile) -> Result<BTreeMap<&str, &str>, ModelError> {
 }
 
 fn check_place(
-    tensor: &Tensor,
+    tensor: &StoredTensor,
     shard: &str,
     file: &MappedFile,
     places: &BTreeMap<&str, &str>,
@@ -81,7 +86,7 @@ fn check_place(
         None => Err(ModelError::LeftOverTensor {
             file: file.path().to_owned(),
             tensor: tensor.name.clone(),
-            found: format!("shape {:?} in {}", tensor.shape, tensor.format),
+            found: format!("shape {:?} in {}", tensor.shape, tensor.element),
             expected: format!("only tensors that {INDEX} names"),
         }),
     }

@@ -171,7 +171,6 @@ fn configurations_of_other_arithmetic_are_refused_by_field() {
     assert_field_refused("rope_interleaved", json!(true), &["true"]);
     assert_field_refused("sliding_window", json!(4096), &["4096"]);
     assert_field_refused("partial_rotary_factor", json!(0.5), &["0.5"]);
-    assert_field_refused("quantization_config", json!({"quant_method": "awq", "bits": 4}), &["awq"]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod folder;
 mod gguf;
 mod gguf_damage;
+mod int4;
 mod memory;
 mod oracle;
 mod rope;
